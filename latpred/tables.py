@@ -162,9 +162,9 @@ def _columns(frame: pd.DataFrame, schema: Schema) -> dict[Any, Column]:
     """The rule of each column of a table that has all it must and nothing that nobody knows."""
     missing = [name for name in schema.required if name not in frame.columns]
     if missing:
-        of_search = {"candidate", "latency_ms"} <= {*frame.columns}
-        others = "Rows of predict_many and rank are others; take those of latpred predict MODEL --csv -o FILE, "
-        how = f"{others}or of predict(...).to_frame()." if of_search else "Add what is missing."
+        how = "Add what is missing; of a measured table latpred evaluate needs model, batch and latency_s alone."
+        if {"candidate", "latency_ms"} <= {*frame.columns}:
+            how = "Rows of predict_many and rank are others; take latpred predict MODEL --csv or predict().to_frame()."
         if schema is MEASURED and "low_s" in frame:
             how = _PREDICTED
         raise TableError(f"The {schema.title} lacks {', '.join(missing)}. {how}")

@@ -39,7 +39,7 @@ def known(calibrated: None, monkeypatch: pytest.MonkeyPatch) -> None:
         ("predcit", 2, "No such command 'predcit'. Did you mean 'predict'?"),
         ("predict resnet18 --batch=0", 2, "'0' asks for batch 0; the smallest batch is 1."),
         ("predict resnet18 --batch=8-4", 2, "'8-4' ends before it starts; write 4-8."),
-        ("predict resnet18 --batch=1-999999999999", 2, "more than 4096 batch sizes; use a step, as in 1-4096:2x."),
+        ("explain resnet18 --batch=1-999999999999", 2, "names more batch sizes than 1; give fewer."),
         ("predict resnet18 --seq 8 --batch 1 --seq 9", 2, "--seq takes one value and is given 2 times; give one."),
         ("predict resnet18 resnet34", 2, "Got unexpected extra argument (resnet34)"),
         (f"predict {PICTURE} -d CPU", 3, "no profile is called 'CPU'. Did you mean cpu"),

@@ -33,7 +33,7 @@ def test_processors_that_a_cloud_calls_the_same_have_names_of_their_own() -> Non
 
 
 def test_missing_and_unknown_columns_are_named() -> None:
-    with pytest.raises(TableError, match="measurement table lacks batch, run"):
+    with pytest.raises(TableError, match=r"measurement table lacks batch, run.*latpred evaluate needs"):
         tables.check(measured(CELLS).drop(columns=["run", "batch"]), tables.MEASURED)
     with pytest.raises(TableError, match=r"latency_s\. Rows of predict_many and rank .* predict MODEL --csv"):
         tables.check(pd.DataFrame({"candidate": [0], "latency_ms": [1.0]}), tables.PREDICTED)

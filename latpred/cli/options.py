@@ -63,14 +63,14 @@ class Output(NamedTuple):
             demand_writable(self.path)
 
 
-def parse_batches(text: str) -> tuple[int, ...]:
+def parse_batches(text: str, most: int = MOST_BATCHES) -> tuple[int, ...]:
     """Batch sizes from numbers and ranges joined by commas, in the order given, each once."""
     sizes: dict[int, None] = {}
     for item in text.split(","):
         for size in _sizes(item.strip()):
             sizes[size] = None
-            if len(sizes) > MOST_BATCHES:
-                raise ValueError(f"{text!r} names more than {MOST_BATCHES} batch sizes; use a step, as in 1-4096:2x.")
+            if len(sizes) > most:
+                raise ValueError(f"{text!r} names more batch sizes than {most}; give fewer.")
     return checked_batches(tuple(sizes))
 
 
@@ -175,9 +175,9 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
     "batch": click.option(
         "--batch",
         "-b",
-        type=click.IntRange(1),
-        callback=_parsed_by(lambda size: checked_batches(size)[0]),
-        default=1,
+        metavar="SIZE",
+        callback=_parsed_by(lambda text: parse_batches(text, most=1)[0]),
+        default="1",
         show_default=True,
         help="One batch size; predict and curve take several.",
     ),

@@ -147,7 +147,7 @@ def _rows_of_profiles(source: tables.Source | PublishedTable) -> PublishedTable:
 
 def _chosen(table: PublishedTable, gpu: str | None) -> str:
     there = sorted(set(table.cells["device"][table.cells["runtime"] == EAGER].astype(str)))
-    if gpu is None and len(there) == 1:
+    if len(there) == 1 and (gpu is None or there[0] == tables.DEFAULTS["device"]):  # which has no datasheet
         return there[0]
     sheet = None if gpu is None else gpus.find(gpu)
     for name in there:

@@ -347,10 +347,10 @@ def _datasheets(table: PublishedTable) -> dict[str, Spec]:
         try:
             datasheets[name] = gpus.spec(name)
         except UnknownGpuError as error:
-            raise UnknownGpuError(
-                f"{error} The fit starts from datasheets: correct the name in the table's column of GPUs, or leave out "
-                "its rows."
-            ) from None
+            how = f"{error} The fit starts from datasheets: correct the name in its column, or leave out its rows."
+            if name == tables.DEFAULTS["device"]:
+                how = "Rows of the table name no GPU, from whose datasheet a fit starts. Add a column device, as a100."
+            raise UnknownGpuError(how) from None
     models = sorted(set(table.cells["model"].astype(str)))
     if len(models) < FEWEST_MODELS:
         raise TableError(
