@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
 import torch
 from factories import add, graph, linear
 from profiledata import profile
+from smallmodels import Function
 from torch import nn
 
 import latpred
@@ -120,6 +121,21 @@ def test_halves_that_were_not_measured_are_a_guess(op: Op) -> None:
     assert guessed.interval_ms[1] / guessed.latency_ms > 1.3 * known.interval_ms[1] / known.latency_ms
     assert "kernels in float16 were not measured: their speed is a guess" in said(guessed)
     assert "were not measured" not in said(known)
+
+
+@pytest.mark.parametrize(
+    ("sorts", "comparisons"),
+    [(lambda x: x.sort()[1], 10), (lambda x: x.topk(5)[1], 1), (lambda x: torch.bucketize(x, torch.zeros(1000)), 10)],
+    ids=["sort", "topk", "bucketize"],
+)
+def test_what_sorts_on_a_cpu_takes_its_time_to_compare(
+    sorts: Callable[[torch.Tensor], torch.Tensor], comparisons: int
+) -> None:
+    """Sorting 64 times 1000 values took 3.2 ms where their bytes take 0.05."""
+    traced = latpred.trace(Function(sorts), torch.zeros(64, 1024))
+    found = latpred.predict(traced, 64, device="epyc-genoa")
+    assert 1e3 * found.compute_ms == pytest.approx(0.005 * 64 * 1024 * comparisons, rel=0.2)
+    assert "the profile has no measurements of sort." in said(found)
 
 
 @pytest.mark.parametrize(("device", "longer"), [("epyc-genoa", True), ("h100-shared", False)])

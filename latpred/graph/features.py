@@ -170,12 +170,19 @@ def _recurrent(rows: Floats) -> Floats:
     return np.column_stack((counts, np.where(rows[:, len(WORK)] > 1.0, counts[:, 0], 0.0)))
 
 
+def _compared(rows: Floats) -> Floats:
+    """Comparisons of what looks at each value once, and of what sorts them."""
+    lines, values = rows[:, len(WORK) :].T
+    return np.column_stack((lines * values, lines * values * np.log2(np.maximum(values, 1.0))))
+
+
 # Counts of loops on a CPU: those that `LOOP_COUNTS` names, and others that are no dimensions.
 ON_CPU: dict[str, Callable[[Floats], Floats]] = {
     "pooling": _pooled,
     "elementwise": _chunks,
     "conv_depthwise": _planes,
     "rnn": _recurrent,
+    "sort": _compared,
 }
 
 

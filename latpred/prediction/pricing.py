@@ -471,7 +471,7 @@ class PriceList:
                 guessed = called is substitutes and root(family) not in fitted.leaf_scales
                 basis = GUESSED if guessed else self._basis(fitted, own)
                 return KernelPrice(model, nearest(fitted.leaf_scales, family, 1.0), 1.0 if own else scale, basis)
-        key = wanted, root(family) == "rnn", by_pytorch
+        key = wanted, family if root(family) in ("rnn", "sort") else "other", by_pytorch
         if key not in self.models:
             made = guess(self._profile, fits, family, by_pytorch)
             self.models[key] = KernelModel(made, limits=self._limits(wanted, "other"))

@@ -185,6 +185,9 @@ def frozen(model: torch.nn.Module, inputs: Any) -> Any:
         try:
             flat = FlatModel(model, inputs).eval()
             traced = torch.jit.trace(flat, tuple(tensors_of(inputs)), check_trace=False, strict=False)  # type: ignore[no-untyped-call]
+            # Freezing drops methods of submodules that call stacks of inlined ops would still name, and an error in a
+            # call then ends the process. Inlined before, these name the methods of `traced`, which stay.
+            torch._C._jit_pass_inline(traced.graph)
             return torch.jit.freeze(traced)
         except Exception as error:  # a tracer and a model's own Python may raise anything
             if out_of_memory(error) or isinstance(error, RuntimeRefusalError):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -208,6 +212,28 @@ def test_a_model_that_does_other_things_at_other_batches_is_refused() -> None:
     source = Source(trace(nn.Tanh(), X), lambda: branching, lambda batch: (torch.zeros(batch, 8),), trace)
     with pytest.raises(RuntimeRefusalError, match="TorchScript runs other ops at batch 2 and 3"):
         TorchScript().trace(source, "cpu")
+
+
+class Gated(nn.Module):
+    """Freezing keeps `weight` on it: a list that a write may reach holds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.weight = nn.Linear(4, 8), nn.Parameter(torch.ones(8, 4, 2))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores in their places, and what each of the weights makes of the input."""
+        scores, places = self.gate(x).topk(2)
+        return torch.zeros(len(x), 8).scatter_(1, places, scores), torch.einsum("nd,edh->enh", x, self.weight)
+
+
+def test_an_error_in_a_frozen_module_is_one_of_python() -> None:
+    """Run in a process of its own: where a call stack names methods that are gone, the process ends."""
+    code = "from test_torchscript import *; "
+    code += "trace_for_runtime(Gated(), lambda batch: torch.zeros(batch, 4), runtime='torchscript')"
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, check=False)
+    assert done.returncode == 0
 
 
 def test_an_estimate_from_an_eager_graph_is_close_to_the_trace() -> None:
