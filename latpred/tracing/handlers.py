@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from latpred.errors import TraceError
 from latpred.ops.families import lies_in_rows
-from latpred.ops.pointwise import factory
+from latpred.ops.pointwise import drawn, factory
 from latpred.ops.products import grouped_mm_by_expert, suits_cpu, suits_kernels
 from latpred.sandbox.own_thread import uncounted
 from latpred.tracing import meta_module
@@ -77,7 +77,7 @@ class UnknownValues:
 
     def hidden_in(self, call: Call) -> Call:
         """The call with meta tensors in place of these; what it writes into or only looks at stays itself."""
-        if not self._storages or call.info.formula is factory:
+        if not self._storages or call.info.formula in (factory, drawn):
             return call
         kept = 1 if call.info.kind in ("mutable", "view", "free") else 0
         others, options = tree_map_only(Tensor, self._hidden, (list(call.args[kept:]), call.options))

@@ -566,6 +566,16 @@ MEDLEY: dict[str, Callable[[int], nn.Module]] = {
     "standardised": lambda width: _Standardised(width, width, 3, padding=1),
     "groups of eight": lambda width: nn.Conv2d(width, width, 3, padding=1, groups=width // 8),
     "channels last": _channels_last,
+    "bicubic": lambda _: _resized("bicubic"),
+    "unfolded": lambda _: Layer(lambda x: F.fold(F.unfold(x, 3, padding=1), x.shape[2:], 3, padding=1) / 9.0),
+    "noise": lambda _: Layer(lambda x: x + torch.rand_like(x)),
+    "places": lambda _: Layer(lambda x: x + x.argmax(1, keepdim=True)),
+    "means of channels": lambda _: Layer(lambda x: x - x.mean(1, keepdim=True)),
+    "running sums": lambda _: Layer(lambda x: x.cumsum(2) / x.shape[2]),
+    "normalised rows": lambda _: Layer(lambda x: F.normalize(x, dim=-1)),
+    "rms norm": lambda _: Layer(lambda x: F.rms_norm(x, x.shape[-1:])),
+    "sine": lambda _: Layer(torch.sin),
+    "power": lambda _: Layer(lambda x: torch.abs(x) ** 1.5),
     "pointwise pairs": lambda width: nn.Conv2d(width, width, 1, groups=2),
     "pointwise many groups": lambda width: nn.Conv2d(width, width, 1, groups=8),
     "dilated": lambda width: nn.Conv2d(width, width, 3, padding=2, dilation=2),
@@ -577,4 +587,4 @@ MEDLEY: dict[str, Callable[[int], nn.Module]] = {
         nn.Conv2d(width, 4 * width, 7, padding=3, groups=width), nn.GLU(1), nn.GLU(1)
     ),
 }
-MEDLEY_LAYERS = 12  # of one network
+MEDLEY_LAYERS = 15  # of one network
