@@ -156,7 +156,7 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("group_norm", (t(0, 6, 4, 4), 3), t(0, 6, 4, 4), of("norm.group_norm", rows=0, cols=32)),
         ("mean", (ROWS, [1]), t(2, 8), of("reduction.mean.across", rows=16, cols=5)),
         ("mean", (ROWS, [-1], True), t(2, 5, 1), of("reduction.mean", rows=10, cols=8)),
-        ("linalg_vector_norm", (ROWS, 2, [0]), t(5, 8), of("reduction.norm.across", rows=40, cols=2)),
+        ("linalg_vector_norm", (ROWS, 2, [0]), t(5, 8), of("reduction.linalg_vector_norm.across", rows=40, cols=2)),
         ("argmin", (ROWS, 1), t(2, 8), of("reduction.argmax.across", rows=16, cols=5)),
         ("sum", (ROWS,), t(), of("reduction.sum", rows=1, cols=80)),
         ("pow", (ROWS, 2), ROWS, of("elementwise.pow", numel=80, operands=1)),

@@ -198,7 +198,7 @@ _SAME_CODE = {
     "min": "max",
     "amin": "amax",
     "argmin": "argmax",
-    "linalg_vector_norm": "norm",
+    "norm": "linalg_vector_norm",
     **dict.fromkeys(("std", "var_mean", "std_mean"), "var"),
     **dict.fromkeys(("all", "_is_all_true", "_is_any_true"), "any"),
 }
