@@ -187,6 +187,8 @@ def test_what_was_not_measured_or_has_no_formula_is_estimated_and_said() -> None
     assert found.coverage.estimated_ops == {"custom::op": 1}
     assert found.coverage.launches == pytest.approx(2 / 3)
     assert found.interval_ms[1] > 1.2 * found.latency_ms
+    unknown = Predictor(profile(CPU)).predict(graph(add(family="other", estimated=True)), 10**6)
+    assert unknown.interval_ms[1] > 8 * unknown.latency_ms
 
 
 def test_caveats_are_those_of_all_batches_in_whatever_order() -> None:

@@ -26,9 +26,9 @@ from latpred.query import HALVES
 from latpred.runtimes.base import REPLAY
 
 PRICED_AS = {"fp64": "fp32", "complex64": "fp32", "complex128": "fp32"}  # precisions whose fits are of another one
-# Log standard deviations: of a time with a known rate; of one that no formula or no measurement vouches for, so that it
-# may be off by a factor of 2.
-KNOWN_LOG_STD, GUESSED_LOG_STD = 0.3, 0.7
+# Log standard deviations: of a time with a known rate; of one that no measurement vouches for, so that it may be off by
+# a factor of 2; of an op without a formula, which may compute ten times as long as its bytes take, and longer.
+KNOWN_LOG_STD, GUESSED_LOG_STD, UNKNOWN_LOG_STD = 0.3, 0.7, 1.4
 # Results per clock and multiprocessor of fp32 over those of fp64, by compute capability: CUDA C++ Programming Guide,
 # "Throughput of Native Arithmetic Instructions". Libraries multiply in fp64 on the tensor cores of 8.0 and 9.0, which
 # do as much as fp32 without them.

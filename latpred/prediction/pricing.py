@@ -23,7 +23,16 @@ from latpred.graph.graph import CONTIGUOUS, Ints, Op, OpFacts, Schedule, host_cl
 from latpred.host import SAME, Slowdown
 from latpred.ops.families import kind_of, lineage, nearest, root
 from latpred.prediction.clocks import Timeline
-from latpred.prediction.fallbacks import GUESSED_LOG_STD, MEASURED, PRICED_AS, Format, OtherFormat, format_of, guess
+from latpred.prediction.fallbacks import (
+    GUESSED_LOG_STD,
+    MEASURED,
+    PRICED_AS,
+    UNKNOWN_LOG_STD,
+    Format,
+    OtherFormat,
+    format_of,
+    guess,
+)
 from latpred.prediction.kernel_times import (
     LARGE_BLOCK,
     KernelEstimate,
@@ -261,13 +270,13 @@ class KernelRows:
 
     def _made(self, op: Op) -> _KernelRow:
         price = self._price(op)
-        guessed = op.estimated or price.basis == GUESSED
+        kind, guessed = root(op.family), op.estimated or price.basis == GUESSED
         return _KernelRow(
             family=op.family,
-            kind=root(op.family),
+            kind=kind,
             price=price,
             columns=np.array(columns(op, price.model.fit.family, resident=self._resident), dtype=float),
-            least_log_std=GUESSED_LOG_STD if guessed else 0.0,
+            least_log_std=UNKNOWN_LOG_STD if kind == "other" else GUESSED_LOG_STD if guessed else 0.0,
             # Nothing is usual about a guess, and networks do not vouch for kernels that few of them have.
             usual_log_std=0.0 if op.estimated or price.basis != SAMPLED else price.model.fit.spread,
             fresh=op.name.startswith("aten::") and not op.name.endswith("_"),
