@@ -159,7 +159,7 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("linalg_vector_norm", (ROWS, 2, [0]), t(5, 8), of("reduction.linalg_vector_norm.across", rows=40, cols=2)),
         ("norm", (ROWS,), t(), of("reduction.linalg_vector_norm", rows=1, cols=80)),
         ("cumsum", (ROWS, 1), ROWS, of("reduction.cumsum.across", rows=80, cols=1)),
-        ("argmin", (ROWS, 1), t(2, 8), of("reduction.argmax", rows=16, cols=5)),
+        ("argmin", (ROWS, 1), t(2, 8), of("reduction.argmax.across", rows=16, cols=5)),
         ("pow", (ROWS, 2), ROWS, of("elementwise.pow", numel=80, operands=1)),
         ("pow", (ROWS, 1.5), ROWS, of("elementwise.pow.any", numel=80, operands=1)),
         ("rand_like", (ROWS,), ROWS, of("factory.random", numel=80)),

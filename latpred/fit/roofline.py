@@ -109,11 +109,12 @@ _BESIDE_SIGMA = 0.5  # relative doubt about what passes beside a sample, in unit
 # again (what a loop counts), and sizes of state and input hardly vary apart. Depthwise convolutions of single samples
 # take longer the more channels and so weights they have; taken for what each plane costs, that made batch 8 of 1,152
 # planes of 3x3 four times too slow. On an EPYC of family 25 planes of oneDNN's kernels cost nothing of their own.
-# Where oneDNN has no kernel it multiplies small matrices of each plane: a plane takes 0.4 us there, however many.
+# Where oneDNN has no kernel it multiplies small matrices of each plane: a plane takes 0.4 us there, however many. Padded
+# maps in a calibration are too small to tell what their bytes take: lines of 199 values came out 2.4 times too slow.
 _UNTOLD: dict[str, tuple[str, ...]] = {
     "rnn": ("weights", "activations", "n", "k"),
     "conv_depthwise": ("loop 0",),
-    "conv_depthwise.padded": ("m", "n", "k"),
+    "conv_depthwise.padded": ("m", "n", "k", "weights", "activations"),
     "conv_depthwise.multiplied": ("m", "n", "k"),
 }
 # Samples' worth of belief that a leaf costs what its parent does: leaves differ from their parents by 1.2 in the
