@@ -76,7 +76,7 @@ MISNAMED = rows().rename(columns={"batch": "bach"}).drop(columns="run")
         (rows(runtime="compile"), TableError, "rows in compile were left out .* Add rows in eager, torchscript"),
         (rows().iloc[:0], TableError, "no rows"),
         (rows().iloc[:1], TableError, r"one model only \(torchvision:resnet18\)"),
-        (rows(gpu="RTX-80000"), UnknownGpuError, r"RTX-80000.*Did you mean rtx-8000.*correct the name in the table"),
+        (rows(gpu="RTX-80000"), UnknownGpuError, r"RTX-80000.*Did you mean rtx-8000.*correct the name in its column"),
         (rows(model=["berd", "bert"]), UnknownModelError, "column model: no model is called 'berd'; did you mean"),
     ],
 )

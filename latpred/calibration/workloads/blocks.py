@@ -571,7 +571,6 @@ MEDLEY: dict[str, Callable[[int], nn.Module]] = {
     "noise": lambda _: Layer(lambda x: x + torch.rand_like(x)),
     "places": lambda _: Layer(lambda x: x + x.argmax(1, keepdim=True)),
     "places in rows": lambda _: Layer(lambda x: x + x.argmax(3, keepdim=True)),
-    "means of channels": lambda _: Layer(lambda x: x - x.mean(1, keepdim=True)),
     "running sums": lambda _: Layer(lambda x: x.cumsum(2) / x.shape[2]),
     "normalised rows": lambda _: Layer(lambda x: F.normalize(x, dim=-1)),
     "rms norm": lambda _: Layer(lambda x: F.rms_norm(x, x.shape[-1:])),
