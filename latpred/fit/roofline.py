@@ -110,7 +110,7 @@ _BESIDE_SIGMA = 0.5  # relative doubt about what passes beside a sample, in unit
 # take longer the more channels and so weights they have; taken for what each plane costs, that made batch 8 of 1,152
 # planes of 3x3 four times too slow. On an EPYC of family 25 planes of oneDNN's kernels cost nothing of their own.
 # Where oneDNN has no kernel it multiplies small matrices of each plane: a plane takes 0.4 us there, however many.
-# Padded maps in a calibration are too small to tell what bytes take: 96 lines of 199 values came out at 360 us, not 102.
+# Padded maps in a calibration are too small to tell what bytes take: 96 lines of 199 values took 102 us, not 360.
 _UNTOLD: dict[str, tuple[str, ...]] = {
     "rnn": ("weights", "activations", "n", "k"),
     "conv_depthwise": ("loop 0",),
