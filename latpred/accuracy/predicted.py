@@ -212,7 +212,8 @@ def left_out(
     for reason, rows in table[out].groupby("reason", sort=False)["model"]:
         names = rows.unique().tolist()
         counts = f"{counted(len(rows), 'row')} of {counted(len(names), 'model')}"
-        notes.append(f"{counts} are left out ({listed(names, _SHOWN)}): {str(reason).removesuffix('.')}.")
+        are = "is" if len(rows) == 1 else "are"
+        notes.append(f"{counts} {are} left out ({listed(names, _SHOWN)}): {str(reason).removesuffix('.')}.")
     return out, notes
 
 

@@ -144,7 +144,7 @@ class ModelGraph(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakre
     """One forward pass of a model for every batch size.
 
     `ops` holds for batch >= 2; `ops_at_one` serves batch 1 where it is off the line, else it is None. Where the work
-    is no line in batch, `exact` has graphs of single batches, and the line is no more than a guess for the others.
+    is not affine in batch, `exact` has graphs of single batches, and the line is no more than a guess for the others.
     A model that takes certain batch sizes alone has these in `only`, and no line at all.
 
     The ops are what `runtime` runs: aten ops in eager, nodes or fused kernels elsewhere. Where those depend on the kind
@@ -298,7 +298,7 @@ def alone_at(graphs: dict[int, ModelGraph]) -> ModelGraph:
 
 def no_line(seen: str) -> str:
     """The note on a graph that is exact at some batches alone."""
-    return f"the model's work is no line in batch: traced at {seen}; what is said of any other batch is a guess"
+    return f"the model's work is not affine in batch: traced at {seen}; what is said of any other batch is a guess"
 
 
 def written(batches: Iterable[int]) -> str:

@@ -208,14 +208,14 @@ class Predictor:
         Raises
         ------
         UsageError
-            When the latency is not a positive number, or the work is no line in batch or the same at every batch.
+            When the latency is not a positive number, or the work is not affine in batch or the same at every batch.
         """
         _demand_graph(graph)
         if not (isinstance(latency_ms, Real) and not isinstance(latency_ms, bool) and 0 < latency_ms < np.inf):
             raise UsageError(f"latency_ms must be a positive number of milliseconds, not {latency_ms!r}.")
         if graph.exact:
             raise UsageError(
-                f"The work of {graph.model} is no line in batch, so no largest batch can be worked out. "
+                f"The work of {graph.model} is not affine in batch, so no largest batch can be worked out. "
                 "Predict the batches in question: latpred.predict(model, batch=[...])."
             )
         if not (graph.only or grows(graph)):

@@ -124,7 +124,7 @@ class _ChoiceTracer(Tracer):
         with self.alone():
             large = self._attempt(far) if far > 3 else None
         if large is not None and not on_one_line(two, three, large):
-            raise _refusal(f"the network's work is no line in batch: at {far} it is another than at 2 and 3 say")
+            raise _refusal(f"the network's work is not affine in batch: at {far} it is another than at 2 and 3 say")
         return TracedOption(graph, two, three, spans)
 
     def common(self, first: TracedOption) -> tuple[list[Event], Calls]:

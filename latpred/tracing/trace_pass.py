@@ -258,7 +258,7 @@ def demand_same(two: TracePass, other: TracePass) -> None:
     index = next((i for i, (a, b) in pairs if not alike(a, b)), last)
     first = f", first at {two.records[index].name} in {place(two.watched.modules[index])}" if two.records else ""
     raise TraceError(
-        f"the model issues different ops at batch 2 and {other.batch}{first}: its work is no line in batch"
+        f"the model issues different ops at batch 2 and {other.batch}{first}: its work is not affine in batch"
     )
 
 

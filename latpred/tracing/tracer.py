@@ -213,7 +213,7 @@ def trace(
     strict : bool
         Refuse ops without a cost formula instead of estimating them from their bytes.
     batches : int or sequence of int
-        Batch sizes that will be asked for. A model whose work is no line in batch, or that takes certain batch sizes
+        Batch sizes that will be asked for. A model whose work is not affine in batch, or that takes certain batch sizes
         alone, is traced at each of them.
     attention : {"eager", "sdpa"}, optional
         How attention is computed, in the words of transformers: as products and softmax, or in one call. By default as

@@ -110,7 +110,7 @@ def test_rows_that_nobody_can_predict_are_left_out_and_counted(sheet: pd.DataFra
     left_out = [note for note in report.notes if "left out" in note]
     assert left_out[0].startswith("2 rows of 1 model are left out")
     assert "No runtime is called 'quickest'" in left_out[0]
-    assert left_out[1].startswith("1 row of 1 model are left out (berd): ")
+    assert left_out[1].startswith("1 row of 1 model is left out (berd): ")
     with pytest.raises(UsageError, match=r"no row of the table can be predicted: .*quickest"):
         evaluate_published(read_all([strange]))
 

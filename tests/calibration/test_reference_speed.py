@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import count
+
 import pytest
 import torch
 from gauges import ScriptedGauge
@@ -80,6 +83,19 @@ def test_every_reference_takes_time_and_changes_nothing(threads: int) -> None:
     assert bool((timer._stream == 1).all())
     macs_per_byte = len(timer._rows) * timer._weights.numel() / timer._weights.nbytes
     assert macs_per_byte == CACHE_MACS_PER_BYTE, "others are held against it"
+
+
+def test_processors_are_awake_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = count()
+    monkeypatch.setattr(reference_speed.time, "perf_counter", lambda: next(clock) * reference_speed.WAKE_S / 4)
+    timer, before = ReferenceTimer(1), list[str]()
+    timer._work = {kind: partial(before.append, kind) for kind in timer._work}
+    monkeypatch.setattr(timer._gauge, "read", lambda: before.append(DISPATCH) or SpeedReading(1.0))
+    timer.read()
+    assert before[: before.index(DISPATCH)] == ["product"] * 3
+    beside_gpu = ReferenceTimer(1, host_only=True)
+    monkeypatch.setattr(beside_gpu._gauge, "read", lambda: SpeedReading(1.0))
+    assert beside_gpu.read() == {DISPATCH: 1.0}  # other threads are left to sleep
 
 
 def test_full_speed_is_what_slow_moments_are_brought_to() -> None:

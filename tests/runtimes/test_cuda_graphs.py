@@ -97,7 +97,7 @@ def traced(model: torch.nn.Module, *inputs: torch.Tensor, runtime: str = "cuda-g
     [
         (checking, INPUTS, (2, 1), (3, 0)),
         (masking, (X,), (1, 0), (3, 0)),
-        (lambda x: masking(x @ x.T), (X,), (2, 0), (4, 0)),  # whose work is no line in batch
+        (lambda x: masking(x @ x.T), (X,), (2, 0), (4, 0)),  # whose work is not affine in batch
     ],
 )
 def test_a_model_is_traced_as_it_is_while_captured(

@@ -256,7 +256,7 @@ def test_products_of_all_samples_by_all_are_counted_at_each_batch_that_is_asked_
     path = parsed(tmp_path, "float[batch, 16] x", "t = Transpose (x) y = MatMul (x, t)")
     graph = traced(path, batches=[8, 1000])
     assert (graph.macs(8), [*graph.exact]) == (8 * 8 * 16, [8])
-    assert "no line in batch: traced at 8; what is said of any other" in graph.notes[0]
+    assert "not affine in batch: traced at 8; what is said of any other" in graph.notes[0]
     assert traced(path).macs(3) == 3 * 3 * 16
 
 

@@ -1,4 +1,4 @@
-"""Models whose work is no line in batch, and models that take certain batch sizes alone."""
+"""Models whose work is not affine in batch, and models that take certain batch sizes alone."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_products_of_all_pairs_are_counted_at_each_batch(runtime: str) -> None:
     graph = lowering.trace_for_runtime(Pairs(), ONE_SAMPLE, runtime=runtime, batches=(1, 8, 48))
     # At batch 1 Inductor makes a sum of a product.
     assert [graph.macs(b) for b in (8, 48)] == [layer_macs(b) + b * b * WIDTH for b in (8, 48)]
-    assert any("no line in batch: traced at 1, 8, 48" in note for note in graph.notes)
+    assert any("not affine in batch: traced at 1, 8, 48" in note for note in graph.notes)
     stored = graph.to_json()
     assert '"walked":{"1":{' in stored  # as files of earlier versions have it
     assert ModelGraph.from_json(stored) == graph
@@ -119,19 +119,19 @@ def test_each_batch_of_a_curve_is_predicted_from_its_own_pass() -> None:
     curve = predicted(Above(8), [4, 16])
     assert curve[0].latency_ms == pytest.approx(predicted(few, [4])[0].latency_ms, rel=0.2)
     assert curve[1].latency_ms > 0.8 * predicted(many, [16])[0].latency_ms
-    assert "no line in batch: traced at 4, 16" in said(curve)
+    assert "not affine in batch: traced at 4, 16" in said(curve)
     assert curve.to_dict()["crossover_interval"]
 
 
 def test_a_line_is_checked_as_far_as_it_is_asked_for() -> None:
     assert said(predicted(Above(200), [1, FAR])) == ""
-    assert "no line in batch" in said(predicted(Above(200), [1, 256]))
-    assert "no line in batch" in said(predicted(Above(FAR - 1), [1]))
+    assert "not affine in batch" in said(predicted(Above(200), [1, 256]))
+    assert "not affine in batch" in said(predicted(Above(FAR - 1), [1]))
 
 
 def test_a_graph_says_that_it_is_no_line() -> None:
     graph = latpred.trace(Pairs(), ONE_SAMPLE)
-    assert any("no line in batch" in note and "batches=" in note for note in graph.notes)
+    assert any("not affine in batch" in note and "batches=" in note for note in graph.notes)
     assert graph.macs(FAR) == layer_macs(FAR) + FAR**2 * WIDTH
     with pytest.raises(UsageError, match="no largest batch can be worked out"):
         latpred.max_batch(graph, 1.0, device="epyc-shared")
@@ -234,7 +234,7 @@ def test_inputs_that_do_not_grow_are_said() -> None:
 
 def test_a_network_with_choices_must_be_on_a_line() -> None:
     layers = {"narrow": nn.Linear(WIDTH, WIDTH), "none": None}
-    with pytest.raises(TraceError, match="no line in batch: at 64 it is another than at 2 and 3 say"):
+    with pytest.raises(TraceError, match="not affine in batch: at 64 it is another than at 2 and 3 say"):
         latpred.Supernet(nn.Sequential(latpred.Choice("layer", layers), Above(8)), ONE_SAMPLE)
 
 

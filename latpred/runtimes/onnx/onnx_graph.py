@@ -338,7 +338,7 @@ def _kernels(proto: Any) -> dict[str, tuple[tuple[int, ...], int]]:
 
 
 def bends(graph: ModelGraph) -> bool:
-    """Whether the work is no line in batch: where the nodes are the same, nothing else makes other work of batch 1."""
+    """Whether the work is not affine in batch: where nodes are the same, nothing else makes other work of batch 1."""
     one = graph.ops_at_one or ()
     pairs = [*zip(graph.ops, one, strict=True)] if [op.name for op in graph.ops] == [op.name for op in one] else []
     return any(op.macs.at(1) != at.macs.at(1) or op.write_bytes.at(1) != at.write_bytes.at(1) for op, at in pairs)
