@@ -50,7 +50,7 @@ def test_stored_journals_give_the_same_profiles(journal: Path, tmp_path: Path) -
 
 
 def differences(kept: Any, found: Any, place: str = "") -> list[str]:
-    """Where two documents differ, numbers by more than solvers leave open (profiles hold four decimals or six digits)."""
+    """Where two documents differ, numbers by more than solvers leave open (profiles hold four decimals, six digits)."""
     if isinstance(kept, dict) and isinstance(found, dict):
         return [
             line
