@@ -44,7 +44,7 @@ def test_predictions_are_the_same(source: str) -> None:
 @pytest.mark.parametrize("journal", journals.JOURNALS, ids=lambda journal: journal.name.partition(".")[0])
 def test_stored_journals_give_the_same_profiles(journal: Path, tmp_path: Path) -> None:
     found = journals.document(journals.fitted(journal, tmp_path))
-    # The command that measures anew names what is usual on the machine at hand.
+    # The command that measures anew gives the profile's name only on the machine that it is of.
     changed = [line for line in differences(journals.kept(journal), found) if not line.startswith("/acceptance/advice")]
     assert changed == []
 

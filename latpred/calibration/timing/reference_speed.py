@@ -241,7 +241,8 @@ class ReferenceTimer:
     def read(self) -> dict[str, float]:
         """Microseconds that each reference takes now: the median of a few, after one that brings its code near."""
         with torch.inference_mode():
-            self._wake()
+            if not self._host_only:
+                self._wake()
             moments = [self._gauge.read() for _ in range(REPEATS[DISPATCH])]
             dispatch_us, threads_us = np.median(np.array(moments), axis=0).tolist()
             if self._host_only:
@@ -261,7 +262,7 @@ class ReferenceTimer:
     def _wake(self) -> None:
         """Compute until it takes no shorter: after Python or a rest the processors need some milliseconds for that."""
         start = time.perf_counter()
-        while not self._host_only and time.perf_counter() - start < WAKE_S:
+        while time.perf_counter() - start < WAKE_S:
             self._work[PRODUCT]()
 
     def _us(self, kind: str) -> float:
