@@ -46,8 +46,9 @@ from latpred.sandbox.own_thread import without_modes
 QUICK_S, FULL_S = 50.0, 285.0
 LEAST_S = 5.0  # of a budget
 QUICK_SHARE = 1 / 3  # of the time of other runtimes than eager that a quick calibration spends
-# Networks from which on more of them hardly move predictions, and how many times the usual time a run goes on for them.
-ENOUGH_NETWORKS, LONGER = 80, 2.0
+# Networks from which on more of them hardly move predictions, and how many times the usual time a run goes on for them;
+# a quick one, whose fewer cells of other kinds take most of its time where moments at full speed are rare, for longer.
+ENOUGH_NETWORKS, LONGER, LONGER_QUICK = 80, 2.0, 4.0
 EAGER = profile_fit.EAGER
 FITTING_SHARE = 0.15  # of the budget, set aside for the last fit
 GATE_SHARE = 0.16  # of the budget, set aside for the gate's second look
@@ -415,7 +416,8 @@ def _plan(
     as_usual = budget_s is None and cells is None
     whole_s = budget_s if budget_s is not None else total_s if as_usual else inf
     whole_cells = inf if cells is None else cells
-    longer = {name: LONGER if as_usual and (name == EAGER or not quick) else 1.0 for name in names}
+    longest = {name: (LONGER_QUICK if name == EAGER else 1.0) if quick else LONGER for name in names}
+    longer = {name: longest[name] if as_usual else 1.0 for name in names}
     return {
         name: _Effort(whole_s * seconds / total_s, whole_cells * seconds / total_s, longer[name])
         for name, seconds in usual_s.items()
@@ -544,13 +546,13 @@ def calibrate_host(
     cells = [schedules.network_cell(spec) for spec in (*schedules.chain_networks(), *schedules.tiny_networks(count))]
     rows = []
     with conditions.stated():
-        schedule, reference = schedules.Synchronous(live, ("fp32",)), ReferenceTimer(torch.get_num_threads())
+        threads = torch.get_num_threads()
+        schedule, reference, gauge = schedules.Synchronous(live, ("fp32",)), ReferenceTimer(threads), gauge_of(threads)
         for index, cell in enumerate(cells):
             if progress is not None:
                 progress(ProgressEvent(index, len(cells), cell.key))
-            row = measured(cell, schedule.measure)
-            rows.append(msgspec.structs.replace(row, speed=reference.around(EAGER)))
-    good = [row for row in rows if not row.error]
+            rows.append(visits.with_speed(measured(cell, schedule.measure), reference, gauge))
+    good = visits.against_fastest(row for row in rows if not row.error)
     speed = visits.speed_of(good)
     good = [visits.brought_to_full_speed(row, speed) for row in visits.undisturbed(good)]
     advice = f"Time at least {profile_fit.FEWEST_NETWORKS}: latpred calibrate --host-only"

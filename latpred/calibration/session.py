@@ -25,6 +25,7 @@ import msgspec
 
 from latpred import host, storage
 from latpred.calibration.cells import Cell
+from latpred.calibration.timing.reference_speed import SpeedReading
 from latpred.calibration.timing.timer import Timing, time_limit
 from latpred.errors import DISK_FULL, CalibrationError, DeviceError, MissingPackageError, RuntimeRefusalError, chain_of
 from latpred.profile.document import Machine
@@ -55,6 +56,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: str = ""
     calls_us: tuple[float, ...] = ()  # of each call from Python, for a network whose calls were timed within it
     speed: dict[str, float] = {}  # microseconds of the reference work around it
+    fastest: SpeedReading | None = None  # moments known by then, against which its timings say how slow it was
     disturbed: str = ""  # what other work did meanwhile
     tries: int = 1  # how often it was started, by this session and those that it goes on from
     more: dict[str, str | float] = {}  # other columns of a whole model's row

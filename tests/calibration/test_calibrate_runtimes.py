@@ -305,10 +305,10 @@ def test_a_runtime_goes_on_for_networks_to_judge_by(finished: DeviceProfile, tmp
 
 def test_budgets_are_shared_in_proportion_and_a_full_calibration_may_go_on() -> None:
     full = {"eager": calibrator.FULL_S, "plain": runtime_calibration.seconds_of("plain")}
-    whole, longer = sum(full.values()), calibrator.LONGER
+    whole, longer, quick_longer = sum(full.values()), calibrator.LONGER, calibrator.LONGER_QUICK
     for quick, budget, cells, share, goes_on in (
         (False, None, None, [1.0, 1.0], [longer, longer]),
-        (True, None, None, [None, 1 / 3], [longer, 1.0]),
+        (True, None, None, [None, 1 / 3], [quick_longer, 1.0]),
         (False, whole / 2, None, [0.5, 0.5], [1.0, 1.0]),
         (False, None, 9, [None, None], [1.0, 1.0]),
     ):

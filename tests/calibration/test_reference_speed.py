@@ -134,6 +134,17 @@ def test_runs_with_no_slow_moments_or_a_few_readings_that_scattered_take_the_usu
     assert RunSpeed.of([usual] * 60 + [scattered] * 30).powers["product"] == 0.0
 
 
+def test_fast_moments_that_hardly_any_reading_met_are_full_speed_where_a_gauge_knows_them() -> None:
+    slow, fast = {DISPATCH: 180.0, "product": 440.0}, {DISPATCH: 100.0, "product": 400.0}
+    readings = [slow] * 100 + [fast] * 6
+    assert RunSpeed.of(readings).full_us[DISPATCH] == 180.0
+    speed = RunSpeed.of(readings, SpeedReading(100.0))
+    assert speed.full_us == pytest.approx(fast)
+    assert speed.at(1.8) == pytest.approx(slow)
+    apart = {DISPATCH: 100.0, THREADS: 90.0}
+    assert RunSpeed.of([apart] * 9, SpeedReading(100.0, 30.0)).full_us[THREADS] > 30.0  # nothing else was read
+
+
 TOGETHER = {DISPATCH: 100.0, THREADS: 28.0, "stream": 2000.0}
 MOVED = {DISPATCH: 103.0, THREADS: 50.0, "stream": 1200.0}
 

@@ -161,6 +161,31 @@ def test_what_passed_for_full_speed_is_visited_again_once_faster_moments_came(
     assert measure.asked == asked
 
 
+def test_rows_are_as_slow_as_against_the_fastest_moments_known_in_the_end(made: Made, session: Session) -> None:
+    """The first knew only slow moments, and one knew faster ones than a gauge remembers."""
+    known = [SpeedReading(180.0), SpeedReading(90.0), SpeedReading(100.0)]
+    rows = [msgspec.structs.replace(row(n, slow), fastest=known[n]) for n, slow in enumerate((1.0, 1.5, 1.2))]
+    found = visits.against_fastest(rows)
+    assert [one.timings["single"].slow for one in found] == pytest.approx([1.8, 1.35, 1.2])
+    assert {one.fastest for one in found} == {known[-1]}
+    assert visits.against_fastest(found) == found
+    assert visits.against_fastest(rows[:1], found)[0].timings["single"].slow == pytest.approx(1.8)
+    assert visits.against_fastest([row(1, 1.3)]) == [row(1, 1.3)]  # of a journal that does not say
+    assert visits._better(found[1], rows[0]), "which only seemed to be fast"
+    readings = ({host.DISPATCH: us} for us in (175.0, 180.0, 185.0))
+    read = [msgspec.structs.replace(one, speed=speed) for one, speed in zip(rows, readings, strict=True)]
+    assert visits.speed_of(read).full_us == {host.DISPATCH: 100.0}
+
+
+def test_memory_is_not_timed_again_for_a_slow_moment_which_hardly_touches_it(made: Made) -> None:
+    measure = Measuring([1.8, 1.0, 1.8])
+    visited = made(lambda one: measure(Cell("kernel", "gemm", {"m": one.dims["bytes"]})))
+    visited.run(Cell("memory", "read", {"bytes": 1}))
+    visited.run(Cell("memory", "read", {"bytes": 2}))
+    visited.finish()
+    assert measure.asked == [1, 2]
+
+
 def test_nothing_is_watched_on_a_simulated_device_and_no_run_waits_without_end(session: Session) -> None:
     visited = Visits(session, SimulatedDevice(), "eager", Measuring(), 60.0, lambda *_: None)
     row = visited.run(cell(1))

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import pandas as pd
 from scipy.stats import norm
@@ -31,7 +30,7 @@ from latpred.calibration.schedules import cell_graph, network_spec, schedule_of
 from latpred.calibration.session import Row, measured
 from latpred.calibration.timing import disturbance, visits
 from latpred.calibration.timing.in_network import calls
-from latpred.calibration.timing.reference_speed import RunSpeed, reference_on
+from latpred.calibration.timing.reference_speed import RunSpeed, gauge_on, reference_on
 from latpred.errors import CalibrationError, ProfileError, UsageError
 from latpred.graph.features import NATIVE, Floats, finer_family, native
 from latpred.graph.graph import Op
@@ -146,8 +145,9 @@ class Ratio(NamedTuple):
 
 def compared(profile: DeviceProfile, rounds: Sequence[Sequence[Row]]) -> list[Part]:
     """The parts of a profile by what was timed in several rounds."""
-    speed = visits.speed_of(chain.from_iterable(rounds))
-    return drift([_ratios(profile, visits.undisturbed(rows), speed) for rows in rounds])
+    every = list(chain.from_iterable(rounds))
+    speed, found = visits.speed_of(every), (visits.against_fastest(rows, every) for rows in rounds)
+    return drift([_ratios(profile, visits.undisturbed(rows), speed) for rows in found])
 
 
 def _ratios(profile: DeviceProfile, rows: Sequence[Row], speed: RunSpeed) -> Iterator[Ratio]:
@@ -452,15 +452,13 @@ def timed_again(
     pace = ProgressCounter("", ROUNDS * len(cells), progress, budget_s=budget_s)
     with conditions.stated(options, live):
         schedule = schedule_of(live, tuple(profile.kernels))
-        reference = reference_on(live)
+        reference, gauge = reference_on(live), gauge_on(live.info().kind, EAGER)
         for number in range(ROUNDS):
             rounds.append([])
             for cell in random.Random(number).sample(cells, len(cells)):
                 if not pace.next(cell.key):
                     return rounds
-                row = measured(cell, schedule.measure)
-                speed_us = {} if reference is None else reference.around(EAGER)
-                rounds[-1].append(msgspec.structs.replace(row, speed=speed_us))
+                rounds[-1].append(visits.with_speed(measured(cell, schedule.measure), reference, gauge))
     return rounds
 
 

@@ -408,10 +408,8 @@ class _Visits:
             "run": f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}",
             "stack": tables.stack_text(self._machine),
         }
-        speed = RunSpeed.of(visit.speed_us for cell in self.cells for visit in cell.visits)
-        if self._gauge is not None:  # which has looked at the speed far more often
-            fastest = zip((host.DISPATCH, host.THREADS), self._gauge.fastest, strict=True)
-            speed = speed._replace(full_us={**speed.full_us, **{kind: us for kind, us in fastest if us > 0}})
+        readings = (visit.speed_us for cell in self.cells for visit in cell.visits)
+        speed = RunSpeed.of(readings, None if self._gauge is None else self._gauge.fastest)
         rows = [{**common, **_row(cell, unvisited, speed)} for cell in self.cells]
         return tables.check(pd.DataFrame(rows), tables.MEASURED)
 

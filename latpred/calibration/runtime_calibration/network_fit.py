@@ -47,6 +47,7 @@ def at_profile_speed(rows: Sequence[Row], profile: DeviceProfile) -> list[Row]:
     It may have become faster or slower since. A network or model takes as much longer as eager would with its work.
     Rows of other kinds are only brought to the full speed of their own minutes: what is in them their calibrator knows.
     """
+    rows = visits.against_fastest(rows)
     speed, predictor, asynchronous = visits.speed_of(rows), Predictor(profile), profile.device.asynchronous
 
     def brought(row: Row) -> Row:

@@ -63,7 +63,9 @@ READ_EVERY_S = 1.5  # how often all references are timed where no more is asked 
 REST_S = 0.05  # onnxruntime's threads wait busily for 15 to 40 ms after a pass
 SLOW = 1.15  # times the fastest from which a moment is slow: readings scatter by 5 %, a busy neighbour adds 35 to 60 %
 MOST_MOMENTS = 1 << 16  # the latest readings, which a gauge keeps
-PREEMPTED = 2.0  # times slower than in its fastest moments: other work has the processor, and how much of it is unknown
+# Times slower than in its fastest moments, from which other work has the processor, and how much of it is unknown: a
+# neighbour on the same core has been seen to make dispatch 1.6 to 2.4 times as long.
+PREEMPTED = 2.5
 
 
 Timed = TypeVar("Timed")
@@ -337,19 +339,26 @@ class RunSpeed(NamedTuple):
     around: Mapping[tuple[float, ...], Mapping[str, float]] = {}
 
     @classmethod
-    def of(cls, readings: Iterable[Mapping[str, float]]) -> RunSpeed:
-        """The speed that a run's readings tell of; most of them may be of slow moments."""
+    def of(cls, readings: Iterable[Mapping[str, float]], known: SpeedReading | None = None) -> RunSpeed:
+        """The speed that a run's readings tell of; most of them may be of slow moments.
+
+        `known` are the fastest moments of its gauge, which has looked far more often; without, they are guessed.
+        """
         us = _whole(readings)
-        fastest = _fastest(us)
-        us = us[[not is_apart(moment_of(reading), fastest) for reading in us.to_dict("records")]]
-        fastest = _fastest(us)
+        fastest = known or _fastest(us)
+        together = [not is_apart(moment_of(reading), fastest) for reading in us.to_dict("records")]
+        us = us[together] if any(together) else us
+        fastest = known or _fastest(us)
         slow = np.array([slower(moment_of(reading), fastest) for reading in us.to_dict("records")])
         powers = {kind: _power(us[kind].to_numpy(), slow, USUAL_POWERS[kind]) for kind in us}
         fast = us.assign(**{kind: us[kind] / slow**power for kind, power in powers.items()})
         # Fewer count at the ends, none twice: a run begins with idle caches and clocks.
         near = fast.rolling(READINGS_AROUND, center=True, min_periods=1).median()
         around = zip(us.itertuples(index=False, name=None), near.to_dict("records"), strict=False)
-        return cls(fast.median().round(3).to_dict(), powers, dict(around))
+        full_us = fast.median().round(3).to_dict()
+        if known is not None and DISPATCH in full_us:
+            full_us[DISPATCH] = round(known.dispatch_us, 3)  # which is what a moment is said to be slower than
+        return cls(full_us, powers, dict(around))
 
     def at(self, slow: float, read_us: Mapping[str, float] | None = None) -> dict[str, float]:
         """What each reference takes in moments as slow as that, in one of which they took `read_us`.

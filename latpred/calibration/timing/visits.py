@@ -24,7 +24,9 @@ from latpred.calibration.timing.disturbance import Watch, wait_for_calm
 from latpred.calibration.timing.reference_speed import (
     PREEMPTED,
     SLOW,
+    ReferenceTimer,
     RunSpeed,
+    SpeedGauge,
     SpeedReading,
     gauge_on,
     moment_of,
@@ -75,8 +77,6 @@ class Visits:
         self._gauge = gauge_on(device.info().kind, "eager")
         self._watch = Watch(threads=self._threads, gpu=getattr(device, "state", None)) if self._gauge else None
         self._in_vain: Counter[str] = Counter()  # visits of each cell that gave no calm row
-        # Of each calm row of this run the fastest moments that were known then, against which it says how slow it was.
-        self._fastest_then: dict[str, SpeedReading] = {}
         self._overtime_s = OVERTIME * (budget_s if isfinite(budget_s) else COUNTED_S)
         self.lost_s = 0.0
 
@@ -120,8 +120,6 @@ class Visits:
             self._await_full_speed()
         row = self._session.run(cell, self._watched, again=_better if again else None)
         if not row.disturbed and self._session.counts(row):
-            if self._gauge is not None:
-                self._fastest_then[cell.key] = self._gauge.fastest
             return row
         self._in_vain[cell.key] += 1
         left_s = self._overtime_s - self.lost_s
@@ -147,8 +145,8 @@ class Visits:
 
     def _is_doubtful(self, row: Row, fastest: SpeedReading) -> bool:
         """Whether a row was disturbed, or timed before the machine showed how fast it is, and not in vain too often."""
-        then = self._fastest_then.get(row.cell.key, fastest)
-        too_slow = not (row.error or self._on_device(row.cell)) and _slow(row) * slower(then, fastest) > SLOW
+        exempt = row.error or row.cell.kind == "memory" or self._on_device(row.cell)
+        too_slow = not exempt and is_slowed(_against(row, fastest))
         return self._in_vain[row.cell.key] < MOST_VISITS and (bool(row.disturbed) or too_slow)
 
     def _await_full_speed(self) -> None:
@@ -164,12 +162,18 @@ class Visits:
         self._watch.lap()
         row = self._measure(cell)
         slowed = _slow(row) > SLOW
-        found, speed_us = self._watch.lap(), self._reference.around(cell.runtime, anew=slowed)
+        found, row = self._watch.lap(), with_speed(row, self._reference, self._gauge, anew=slowed)
         disturbed = found.device if self._on_device(cell) else found.reason
         if slowed and not disturbed:
-            apart = reference_speed.is_apart(moment_of(speed_us), self._gauge.fastest)
-            disturbed = MOVED_APART if apart else SLOWED
-        return msgspec.structs.replace(row, speed=speed_us, disturbed=disturbed)
+            disturbed = MOVED_APART if reference_speed.is_apart(moment_of(row.speed), self._gauge.fastest) else SLOWED
+        return msgspec.structs.replace(row, disturbed=disturbed)
+
+
+def with_speed(row: Row, reference: ReferenceTimer | None, gauge: SpeedGauge | None, *, anew: bool = False) -> Row:
+    """A row with how fast the machine is around it, and in the fastest moments so far; as it is where nobody looks."""
+    if reference is None or gauge is None:
+        return row
+    return msgspec.structs.replace(row, speed=reference.around(row.cell.runtime, anew=anew), fastest=gauge.fastest)
 
 
 def is_disturbed(row: Row) -> bool:
@@ -183,7 +187,7 @@ def _better(row: Row, earlier: Row) -> bool:
     def worth(one: Row) -> tuple[bool, ...]:
         return bool(one.error), is_disturbed(one), is_apart(one), is_slowed(one)
 
-    return worth(row) <= worth(earlier)
+    return worth(row) <= worth(_against(earlier, row.fastest))
 
 
 def is_apart(row: Row) -> bool:
@@ -221,9 +225,33 @@ def _is_spoilt(row: Row) -> bool:
     return not alone and (is_disturbed(row) or is_apart(row))
 
 
+def against_fastest(rows: Iterable[Row], of: Iterable[Row] | None = None) -> list[Row]:
+    """Rows that say how slow it was against the fastest moments that the last one, or the last of others, knew.
+
+    The first rows of a run knew few moments, which may all have been slow.
+    """
+    rows = list(rows)
+    fastest = _fastest(rows if of is None else list(of))
+    return [_against(row, fastest) for row in rows]
+
+
+def _fastest(rows: Sequence[Row]) -> SpeedReading | None:
+    return next((row.fastest for row in reversed(rows) if row.fastest is not None), None)
+
+
+def _against(row: Row, fastest: SpeedReading | None) -> Row:
+    """A row that says how slow it was against those moments, which may have been slower ones than it knew."""
+    if row.fastest is None or fastest is None or row.fastest == fastest:
+        return row
+    times = slower(row.fastest, fastest) / slower(fastest, row.fastest)
+    timings = {name: msgspec.structs.replace(one, slow=one.slow * times) for name, one in row.timings.items()}
+    return msgspec.structs.replace(row, timings=timings, fastest=fastest)
+
+
 def speed_of(rows: Iterable[Row]) -> RunSpeed:
     """The machine's speed during a run, in which several rows may have been timed around one reading."""
-    return RunSpeed.of({tuple(row.speed.values()): row.speed for row in rows}.values())
+    rows = list(rows)
+    return RunSpeed.of({tuple(row.speed.values()): row.speed for row in rows}.values(), _fastest(rows))
 
 
 def brought_to_full_speed(row: Row, speed: RunSpeed, *, asynchronous: bool = False) -> Row:
