@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 VARIABLE = "LATPRED_CALIBRATE"
 CHOICES = ("quick", "never")
 _THREAD_SETTINGS = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_")  # beginnings of variables of the environment
+MOSTLY = 0.5  # of a calibration's cells, from which slow moments are what a user mostly meets
 _PACKAGES = ("torch", "transformers")  # whose versions are compared with those that a profile was measured with
 
 
@@ -333,7 +334,9 @@ def predictor_now(predictor: Predictor) -> Predictor:
     slowdown = host.slowdown(profile.speed, now, asynchronous=asynchronous)
     ratios = host.sentence(host.ratio(profile.speed, now))
     said = f"adjusted to the present speed of the machine; reference times, relative to the profile's: {ratios}"
-    return Predictor(profile, (*predictor.caveats, said), slowdown)
+    of_other_moments = _mostly_slow(profile)
+    kept = (caveat for caveat in predictor.caveats if caveat not in of_other_moments)
+    return Predictor(profile, (*kept, said), slowdown)
 
 
 def allowed() -> bool:
@@ -404,7 +407,16 @@ def _foreign(profile: DeviceProfile, *, swapped: bool = False) -> list[str]:
         for name, version in here.items()
         if machine.stack.get(name, version) != version
     ]
-    return others if whose is Owner.THIS else [caveat(profile), *others]
+    return [*others, *_mostly_slow(profile)] if whose is Owner.THIS else [caveat(profile), *others]
+
+
+def _mostly_slow(profile: DeviceProfile) -> list[str]:
+    """What predictions from a profile say whose machine was slow in most moments of its calibration."""
+    said = (
+        f"the machine was slow around {profile.slowed:.0%} of the cells of its calibration: this is for its other "
+        "moments, and now=True (--now) for the present one"
+    )
+    return [said] if profile.slowed > MOSTLY else []
 
 
 def _other_threads(query: DeviceQuery, profile: DeviceProfile) -> list[str]:

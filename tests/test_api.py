@@ -14,6 +14,7 @@ from factories import graph, linear
 from profiledata import machine, profile
 
 import latpred
+from latpred.calibration.timing import reference_speed
 from latpred.errors import NoProfileError, ProfileError, UsageError
 from latpred.profile import store
 from latpred.query import MOST_BATCH
@@ -76,6 +77,20 @@ def test_another_machine_or_stack_is_a_caveat() -> None:
     store.save(profile(machine=machine(stack={"torch": "1.0", "numpy": "0.1"})))
     (caveat,) = latpred.predict(graph(linear()), device="cpu").provenance.caveats
     assert caveat.startswith("measured with torch 1.0, here it is ")
+
+
+@pytest.mark.parametrize("slowed", [0.5, 0.72])
+def test_a_machine_that_was_mostly_slow_is_a_caveat_but_not_for_now(
+    slowed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(profile(machine=machine(stack={}), slowed=slowed))
+    said = latpred.predict(graph(linear()), device="cpu").provenance.caveats
+    assert [caveat.partition(":")[0] for caveat in said] == (
+        ["the machine was slow around 72% of the cells of its calibration"] if slowed > 0.5 else []
+    )
+    monkeypatch.setattr(reference_speed, "speed_now", lambda *given, host_only: {"dispatch": 130.0})
+    (now,) = latpred.predict(graph(linear()), device="cpu", now=True).provenance.caveats
+    assert now.startswith("adjusted to the present speed of the machine")
 
 
 def test_a_graph_has_its_inputs_and_precision_already() -> None:
