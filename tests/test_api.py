@@ -83,7 +83,8 @@ def test_another_machine_or_stack_is_a_caveat() -> None:
 def test_a_machine_that_was_mostly_slow_is_a_caveat_but_not_for_now(
     slowed: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.save(profile(machine=machine(stack={}), slowed=slowed))
+    mine = {"machine": factories.machine_here(stack={}), "speed": {"dispatch": 100.0}}
+    store.save(profile(**mine, slowed=slowed))
     said = latpred.predict(graph(linear()), device="cpu").provenance.caveats
     assert [caveat.partition(":")[0] for caveat in said] == (
         ["the machine was slow around 72% of the cells of its calibration"] if slowed > 0.5 else []
