@@ -39,6 +39,7 @@ def t(*shape: int) -> Fake:
 
 KEYS = t(1000)
 LINE, MAP, WIDE, QUERY, KEY = t(1, 4, 99), t(1, 4, 8, 8), t(1, 8, 8, 8), t(2, 4, 10, 8), t(2, 4, 12, 8)
+LAST = Fake((1, 4, 3, 3), strides=(36, 1, 12, 4))
 ROWS, COLUMNS, KNOWN = t(2, 5, 8), Fake((4, 9, 8), strides=(72, 1, 9)), t(5)
 HEADS, WIDER, TURNED = t(3, 2, 9, 8), t(3, 2, 9, 16), Fake((3, 2, 9, 8), strides=(144, 72, 1, 9))
 ATTEND, PAIR = "scaled_dot_product_attention", t(2, 3, 4, 4)
@@ -98,6 +99,10 @@ def put(rows: int, cols: int, read: int) -> dict[str, object]:
         ("conv2d", (MAP, t(8, 1, 3, 3), None, 1, 1, 1, 4), WIDE, of("conv_depthwise.multiplied", 8 * 64 * 9)),
         ("conv2d", (t(1, 4, 1, 1), t(4, 1, 5, 5), None, 1, 2, 1, 4), t(1, 4, 1, 1), of("conv_depthwise.padded", 100)),
         ("conv2d", (t(1, 4, 2, 2), t(4, 1, 5, 5), None, 1, 2, 1, 4), t(1, 4, 2, 2), of("conv_depthwise", 400)),
+        (
+            *("conv2d", (LAST, t(4, 1, 9, 9), None, 1, 4, 1, 4), LAST),
+            of("conv_depthwise.channels_last", 4 * 9 * 81),
+        ),
         ("gelu", (MAP,), MAP, of("elementwise.gelu", numel=256, operands=1)),
         ("gelu", (MAP, "tanh"), MAP, of("elementwise.gelu.tanh", numel=256, operands=1)),
         ("conv1d", (LINE, t(4, 1, 13), None, 1, 6, 1, 4), LINE, of("conv_depthwise", 4 * 99 * 13)),

@@ -228,7 +228,8 @@ def _plane(sizes: Sequence[int]) -> tuple[int, int]:
 
 
 # Columns on each side of a row that oneDNN's depthwise kernel for AVX-512 has room for; with more, or on maps that are
-# narrower than their padding, it multiplies matrices channel by channel, which takes 6 to 50 times as long.
+# narrower than their padding, it multiplies matrices channel by channel, which takes 6 to 50 times as long. Its kernel
+# for channels last has room for any.
 MOST_PADDED = 6
 
 
@@ -255,7 +256,8 @@ def _work(x: Tensor, weight: Tensor, out: Any, stride: Any, groups: int, transpo
         # oneDNN has no depthwise kernel for several results of each channel: they take 3 to 27 times as long on a CPU.
         return Work("conv_depthwise.multiplied", dims, macs)
     padding = (w_out - 1) * steps[-1] + (kernel_w - 1) * gaps[-1] + 1 - w_in
-    leaf = ".padded" if padding > 2 * min(w_out, MOST_PADDED) else memory_format(x)
+    layout = memory_format(x)
+    leaf = ".padded" if padding > 2 * min(w_out, MOST_PADDED) and not layout else layout
     return Work(f"conv_depthwise{leaf}", dims, macs)
 
 
