@@ -93,6 +93,25 @@ def test_convolutions_without_a_kernel_take_as_long_for_each_plane_whatever_the_
     assert found == pytest.approx([one.us for one in asked], rel=0.25)
 
 
+def test_what_a_plane_without_a_kernel_takes_is_not_left_to_samples_of_few_planes() -> None:
+    """Two threads of an EPYC (Milan): what one calibration timed, and two such convolutions timed alone."""
+
+    def doubled(us: float, batch: int, channels: int, results: int, side: int, window: int) -> KernelSample:
+        macs = float(batch * results * side**2 * window**2)
+        maps = 4.0 * batch * side**2
+        sizes = (batch, channels, results, side, side, side, side, window, window, 1, channels, 0)
+        row = (macs, 4.0 * results * (window**2 + 1), maps * channels, maps * results, *map(float, sizes))
+        return KernelSample("conv_depthwise.multiplied", row, us, 200.0 * batch)
+
+    timed = ((542, 1, 56, 112, 26, 3), (2067, 1, 56, 224, 26, 7), (5087, 2, 32, 64, 90, 3), (693, 1, 32, 64, 48, 3))
+    timed = (*timed, (21458, 2, 32, 128, 90, 7), (3684, 1, 32, 128, 48, 7))
+    asked = [doubled(1851, 8, 384, 768, 3, 3), doubled(1497, 8, 384, 768, 3, 1)]
+    plain = [depthwise(c, 1, 3, side) for c in (32, 64, 128, 256, 512) for side in (7, 14, 28, 56)]
+    fit = fit_kernels([*plain, *(doubled(*one) for one in timed)])["conv_depthwise.multiplied"]
+    found = evaluate(fit, np.array([one.row for one in asked]))
+    assert found == pytest.approx([one.us for one in asked], rel=0.3)
+
+
 @pytest.mark.parametrize(("count", "fitted"), [(FEWEST - 1, False), (FEWEST, True)])
 def test_a_family_with_too_few_samples_is_left_to_borrow(count: int, fitted: bool) -> None:
     fits = fit_kernels([*spread(30, "elementwise.add"), *spread(count, "softmax")])
