@@ -138,7 +138,8 @@ def bar(title: str, text: Callable[[ProgressEvent], str]) -> Iterator[Listener]:
 def each_tenth(title: str, say: Callable[[str], None]) -> Listener:
     """A listener that says how far a run is when it starts, after every tenth of it, and in one that lasts minutes.
 
-    A run that counts anew, as one that traces all models before it measures them, starts again.
+    A run that counts anew, as one that traces all models before it measures them, starts again; one that goes on for
+    longer than was planned says so.
     """
     last, said_s, done = -1, time.monotonic(), 0.0
 
@@ -146,9 +147,11 @@ def each_tenth(title: str, say: Callable[[str], None]) -> Listener:
         nonlocal last, said_s, done
         last, done = -1 if event.done == 0 < done else last, event.done
         share = min(1.0, event.done / event.total) if event.total else 0.0
-        if int(10 * share) > last or time.monotonic() - said_s > QUIET_S:
-            within = int(10 * share) <= last
-            last, said_s = max(last, int(10 * share)), time.monotonic()
+        tenth = int(10 * share)
+        longer = tenth < last - 1
+        if tenth > last or longer or time.monotonic() - said_s > QUIET_S:
+            within = tenth <= last
+            last, said_s = tenth if longer else max(last, tenth), time.monotonic()
             told = (f"{int(100 * share) if within else 10 * last} %", time_left(event), event.label if within else "")
             say(f"{title}: {', '.join(filter(None, told))}")
 

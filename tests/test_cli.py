@@ -188,3 +188,11 @@ def test_a_run_that_counts_anew_tells_its_tenths_again() -> None:
     for done in (0, 5, 9, 0, 5):
         tell(ProgressEvent(done, 10, "cell"))
     assert said == [f"validating: {share} %" for share in (0, 50, 90, 0, 50)]
+
+
+def test_a_run_that_goes_on_for_longer_says_so_at_once() -> None:
+    said: list[str] = []
+    tell = each_tenth("calibrating", said.append)
+    for done, total in ((0, 100), (70, 100), (70, 110), (72, 300), (100, 300), (150, 300)):
+        tell(ProgressEvent(done, total, "cell"))
+    assert said == [f"calibrating: {told}" for told in ("0 %", "70 %", "24 %, cell", "30 %", "50 %")]
