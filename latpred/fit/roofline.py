@@ -117,8 +117,9 @@ _UNTOLD: dict[str, tuple[str, ...]] = {
     "conv_depthwise.padded": ("m", "n", "k", "weights", "activations"),
     "conv_depthwise.multiplied": ("m", "n", "k"),
 }
-# Microseconds on a CPU of what the samples of a family hardly tell. A plane without a kernel of oneDNN takes 0.4 to 0.6
-# on EPYCs of family 25. Samples have up to 64 planes, and took one for 1 to 4: 3,072 came out 2 to 7 times too slow.
+# Microseconds on a CPU of what the samples of a family hardly tell. A plane without a kernel of oneDNN takes one or two
+# threads 0.4 to 0.6 on EPYCs of family 25. Samples have up to 64 planes, and took one for 1 to 4: 3,072 came out 2 to 7
+# times too slow.
 _PLANE_US = {"loop 0": 0.5}
 _BELIEVED_US = {"conv_depthwise.multiplied": _PLANE_US, "conv_depthwise.padded": _PLANE_US}
 # Samples' worth of belief that a leaf costs what its parent does: leaves differ from their parents by 1.2 in the

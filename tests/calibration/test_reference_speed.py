@@ -143,6 +143,7 @@ def test_fast_moments_that_hardly_any_reading_met_are_full_speed_where_a_gauge_k
     assert speed.at(1.8) == pytest.approx(slow)
     apart = {DISPATCH: 100.0, THREADS: 90.0}
     assert RunSpeed.of([apart] * 9, SpeedReading(100.0, 30.0)).full_us[THREADS] > 30.0  # nothing else was read
+    assert RunSpeed.of(readings, SpeedReading(0.0)) == RunSpeed.of(readings)  # of a gauge that never looked
 
 
 TOGETHER = {DISPATCH: 100.0, THREADS: 28.0, "stream": 2000.0}

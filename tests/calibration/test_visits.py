@@ -171,6 +171,9 @@ def test_rows_are_as_slow_as_against_the_fastest_moments_known_in_the_end(made: 
     assert visits.against_fastest(found) == found
     assert visits.against_fastest(rows[:1], found)[0].timings["single"].slow == pytest.approx(1.8)
     assert visits.against_fastest([row(1, 1.3)]) == [row(1, 1.3)]  # of a journal that does not say
+    queued = msgspec.structs.replace(rows[0], timings={"queued": timing(), "issue": timing()})
+    (queued,) = visits.against_fastest([queued], found)  # no moment of the host delays what the device has in its queue
+    assert {name: one.slow for name, one in queued.timings.items()} == {"queued": 1.0, "issue": pytest.approx(1.8)}
     assert visits._better(found[1], rows[0]), "which only seemed to be fast"
     readings = ({host.DISPATCH: us} for us in (175.0, 180.0, 185.0))
     read = [msgspec.structs.replace(one, speed=speed) for one, speed in zip(rows, readings, strict=True)]

@@ -345,6 +345,8 @@ class RunSpeed(NamedTuple):
         `known` are the fastest moments of its gauge, which has looked far more often; without, they are guessed.
         """
         us = _whole(readings)
+        if known is not None and known.dispatch_us <= 0:  # it has not looked at all
+            known = None
         fastest = known or _fastest(us)
         together = [not is_apart(moment_of(reading), fastest) for reading in us.to_dict("records")]
         us = us[together] if any(together) else us

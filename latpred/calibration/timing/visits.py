@@ -240,11 +240,15 @@ def _fastest(rows: Sequence[Row]) -> SpeedReading | None:
 
 
 def _against(row: Row, fastest: SpeedReading | None) -> Row:
-    """A row that says how slow it was against those moments, which may have been slower ones than it knew."""
+    """A row that says how slow it was against those moments, which may have been slower ones than it knew.
+
+    What a device had in its queue waited for no moment of its host.
+    """
     if row.fastest is None or fastest is None or row.fastest == fastest:
         return row
     times = slower(row.fastest, fastest) / slower(fastest, row.fastest)
-    timings = {name: msgspec.structs.replace(one, slow=one.slow * times) for name, one in row.timings.items()}
+    slow = {name: one.slow if name == "queued" else one.slow * times for name, one in row.timings.items()}
+    timings = {name: msgspec.structs.replace(one, slow=slow[name]) for name, one in row.timings.items()}
     return msgspec.structs.replace(row, timings=timings, fastest=fastest)
 
 
