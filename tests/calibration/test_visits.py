@@ -333,6 +333,8 @@ def test_every_row_has_the_reading_of_its_moment_and_those_of_processors_apart_a
     kept = [msgspec.structs.replace(session.rows[2], cell=one) for one in alone]
     assert visits.undisturbed([*session.rows, *kept]) == [*session.rows[:2], session.rows[3], *kept]
     assert not any(map(visits.is_disturbed, session.rows))
+    busy = [row(number, disturbed="other work used 0.9 processors") for number in range(4)]
+    assert visits.undisturbed([*kept, *busy]) == [*kept, *busy], "too few are calm of those that could be left out"
 
 
 def test_failures_are_counted_by_reason() -> None:

@@ -209,7 +209,9 @@ def undisturbed(rows: Iterable[Row]) -> list[Row]:
     """Rows without those that other work disturbed or that are of processors apart; all where too few would be left."""
     rows = list(rows)
     calm = [row for row in rows if not _is_spoilt(row)]
-    return calm if len(calm) >= CALM_ENOUGH * len(rows) else rows
+    # What stays in any case makes up for none of the others: beside work that never paused no network would be left.
+    staying = sum(map(_stays, rows))
+    return calm if len(calm) - staying >= CALM_ENOUGH * (len(rows) - staying) else rows
 
 
 def spoilt(rows: Sequence[Row]) -> float:
@@ -219,10 +221,12 @@ def spoilt(rows: Sequence[Row]) -> float:
 
 def _is_spoilt(row: Row) -> bool:
     """Whether other work disturbed a row, or it is of processors apart, and other cells tell the same."""
-    # Chains of calls, a clock's constants and bandwidths stay, which nothing else tells: waits of some ms do not touch
-    # the median of calls of a microsecond.
-    alone = row.cell.name in CHAINS or row.cell.kind in ("clock", "memory")
-    return not alone and (is_disturbed(row) or is_apart(row))
+    return not _stays(row) and (is_disturbed(row) or is_apart(row))
+
+
+def _stays(row: Row) -> bool:
+    """Whether nothing else tells what a row does: waits of some ms leave the median of short calls as it is."""
+    return row.cell.name in CHAINS or row.cell.kind in ("clock", "memory")
 
 
 def against_fastest(rows: Iterable[Row], of: Iterable[Row] | None = None) -> list[Row]:
