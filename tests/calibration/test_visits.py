@@ -180,15 +180,6 @@ def test_rows_are_as_slow_as_against_the_fastest_moments_known_in_the_end(made: 
     assert visits.speed_of(read).full_us == {host.DISPATCH: 100.0}
 
 
-def test_memory_is_not_timed_again_for_a_slow_moment_which_hardly_touches_it(made: Made) -> None:
-    measure = Measuring([1.8, 1.0, 1.8])
-    visited = made(lambda one: measure(Cell("kernel", "gemm", {"m": one.dims["bytes"]})))
-    visited.run(Cell("memory", "read", {"bytes": 1}))
-    visited.run(Cell("memory", "read", {"bytes": 2}))
-    visited.finish()
-    assert measure.asked == [1, 2]
-
-
 def test_nothing_is_watched_on_a_simulated_device_and_no_run_waits_without_end(session: Session) -> None:
     visited = Visits(session, SimulatedDevice(), "eager", Measuring(), 60.0, lambda *_: None)
     row = visited.run(cell(1))

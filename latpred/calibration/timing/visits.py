@@ -145,8 +145,7 @@ class Visits:
 
     def _is_doubtful(self, row: Row, fastest: SpeedReading) -> bool:
         """Whether a row was disturbed, or timed before the machine showed how fast it is, and not in vain too often."""
-        exempt = row.error or row.cell.kind == "memory" or self._on_device(row.cell)
-        too_slow = not exempt and is_slowed(_against(row, fastest))
+        too_slow = not (row.error or self._on_device(row.cell)) and is_slowed(_against(row, fastest))
         return self._in_vain[row.cell.key] < MOST_VISITS and (bool(row.disturbed) or too_slow)
 
     def _await_full_speed(self) -> None:
@@ -235,11 +234,12 @@ def against_fastest(rows: Iterable[Row], of: Iterable[Row] | None = None) -> lis
     The first rows of a run knew few moments, which may all have been slow.
     """
     rows = list(rows)
-    fastest = _fastest(rows if of is None else list(of))
+    fastest = _known_last(rows if of is None else list(of))
     return [_against(row, fastest) for row in rows]
 
 
-def _fastest(rows: Sequence[Row]) -> SpeedReading | None:
+def _known_last(rows: Sequence[Row]) -> SpeedReading | None:
+    """The fastest moments that the last row knew which says so; None in a journal that does not say."""
     return next((row.fastest for row in reversed(rows) if row.fastest is not None), None)
 
 
@@ -259,7 +259,7 @@ def _against(row: Row, fastest: SpeedReading | None) -> Row:
 def speed_of(rows: Iterable[Row]) -> RunSpeed:
     """The machine's speed during a run, in which several rows may have been timed around one reading."""
     rows = list(rows)
-    return RunSpeed.of({tuple(row.speed.values()): row.speed for row in rows}.values(), _fastest(rows))
+    return RunSpeed.of({tuple(row.speed.values()): row.speed for row in rows}.values(), _known_last(rows))
 
 
 def brought_to_full_speed(row: Row, speed: RunSpeed, *, asynchronous: bool = False) -> Row:
