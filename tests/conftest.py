@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -34,14 +34,14 @@ def _declare_torchvision_ops() -> torch.library.Library | None:
     found = importlib.util.find_spec("torchvision")
     if found is None or found.origin is None:
         return None
-    try:
-        torch.ops.load_library(str(Path(found.origin).with_name("_C.so")))
-    except OSError:
-        library = torch.library.Library("torchvision", "DEF")
-        for schema in TORCHVISION_OPS:
-            library.define(schema)
-        return library
-    return None
+    for extension in Path(found.origin).parent.glob("_C*.so"):  # it has other names in other versions
+        with suppress(OSError):
+            torch.ops.load_library(str(extension))
+            return None
+    library = torch.library.Library("torchvision", "DEF")
+    for schema in TORCHVISION_OPS:
+        library.define(schema)
+    return library
 
 
 NOBODY = 65534

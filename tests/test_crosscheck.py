@@ -37,7 +37,8 @@ def test_dropped_attention_is_named() -> None:
     model, example = Attend(16, 16).eval(), torch.zeros(1, 10, 16)
     torch_s, fvcore_s = check(latpred.trace(model, example), model, example)
     attention = 2 * 2 * 10 * 10 * 8
-    for difference in (torch_s, fvcore_s):
+    assert torch_s.theirs in (10 * 16 * 16, torch_s.ours)  # it counts a CPU's attention from PyTorch 2.15 on
+    for difference in (torch_s, fvcore_s) if torch_s.reasons else (fvcore_s,):
         assert difference.ours == 10 * 16 * 16 + attention
         assert difference.theirs == 10 * 16 * 16
         (reason,) = difference.reasons

@@ -85,8 +85,9 @@ def calibrate(
         One to three minutes for eager, one precision, wider intervals.
     budget_s : float, optional
         Seconds to measure for, fitting included, for all runtimes together; default for eager 50 in a quick calibration
-        and 285 in a full one, and what each other runtime's study asks for. Without it, a runtime goes on for up to as
-        long again where it has too few networks: eager to learn from, in a full one others to be judged by.
+        and 285 in a full one, and what each other runtime's study asks for. Without it, a runtime goes on where it has
+        too few networks, eager to learn from and others to be judged by: a full one for up to twice as long, a quick
+        one, to which fewer will do, for up to four times.
     cells : int, optional
         Stop after so many cells, what was resumed included. Seconds then count only where `budget_s` is given too, so
         that a simulated device is measured alike on any machine, however busy.
@@ -179,6 +180,7 @@ class _Effort(NamedTuple):
     seconds: float
     cells: float
     longer: float = 1.0  # times as much
+    enough: int = ENOUGH_NETWORKS  # networks for which it goes on
 
 
 @dataclass
@@ -210,8 +212,9 @@ class _Reporter:
         self.planned_s += self.longer_s
         self.effort, self.longer_s = effort, 0.0
 
-    def goes_on(self, spent: float, networks: int, enough: int) -> bool:
+    def goes_on(self, spent: float, networks: int) -> bool:
         """Give a runtime with too few networks more than its time, of which it spent so many times as much."""
+        enough = self.effort.enough
         if networks >= enough or spent >= self.effort.longer:
             return False
         longer = min(spent * enough / max(networks, 1), self.effort.longer) - 1.0
@@ -298,7 +301,7 @@ class _EagerCalibration:
         whole = len(models)
         for cell in filterfalse(self._session.holds, self._schedule.cells()):
             self._demand_success()
-            if self._spent >= 1.0 and not self._report.goes_on(self._spent, self._networks, ENOUGH_NETWORKS):
+            if self._spent >= 1.0 and not self._report.goes_on(self._spent, self._networks):
                 return
             if any(share < self._spent for share in checkpoints):
                 self._learn()
@@ -416,10 +419,11 @@ def _plan(
     as_usual = budget_s is None and cells is None
     whole_s = budget_s if budget_s is not None else total_s if as_usual else inf
     whole_cells = inf if cells is None else cells
-    longest = {name: (LONGER_QUICK if name == EAGER else 1.0) if quick else LONGER for name in names}
-    longer = {name: longest[name] if as_usual else 1.0 for name in names}
+    longer = (LONGER_QUICK if quick else LONGER) if as_usual else 1.0
+    judges = acceptance.FEWEST if quick else acceptance.ENOUGH
+    enough = {name: ENOUGH_NETWORKS if name == EAGER else judges for name in names}
     return {
-        name: _Effort(whole_s * seconds / total_s, whole_cells * seconds / total_s, longer[name])
+        name: _Effort(whole_s * seconds / total_s, whole_cells * seconds / total_s, longer, enough[name])
         for name, seconds in usual_s.items()
     }
 

@@ -57,6 +57,8 @@ _COMPOSITE = (
     torch._C.DispatchKey.CompositeExplicitAutograd,
     torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
 )
+# From this version on one value is written through a mask by `masked_fill_`.
+_FILLS_MASKS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
 _MOST_REAL_BYTES = 32 << 20  # of a tensor whose values a forward pass may come to ask for
 
 
@@ -466,11 +468,26 @@ def _found(recorder: TraceRecorder, mask: Tensor) -> Tensor:
 
 def index_put(recorder: TraceRecorder, call: Call) -> Any:
     """Values written to such places; those of a mask have to be found unless one value fills it."""
-    _assigned(recorder, call.args)
-    masks = [index for index in call.args[1] if index is not None and index.dtype in _MASKS]
-    for mask in masks if call.args[2].numel() != 1 else ():
+    x, places, values = call.args[:3]
+    if _assigned(recorder, call.args) and _FILLS_MASKS and _is_known_mask(x, places):
+        return recorder.inside(_filled, x, on_meta(places[-1]), x.dim() - len(places) + 1)
+    masks = [index for index in places if index is not None and index.dtype in _MASKS]
+    for mask in masks if values.numel() != 1 else ():
         _found(recorder, mask)
     return (mutable if call.info.short.endswith("_") else fresh)(recorder, call)
+
+
+def _is_known_mask(x: Tensor, places: Sequence[Tensor | None]) -> bool:
+    """Whether places are those of one mask whose values a trace knows, while it knows none of the tensor's."""
+    masks = [index for index in places if index is not None]
+    return x.is_meta and len(masks) == 1 and masks[0] is places[-1] and masks[0].dtype in _MASKS and masks[0].is_cpu
+
+
+def _filled(x: Tensor, mask: Tensor, dims: int) -> Tensor:
+    """One value where a mask of so many dimensions holds, as PyTorch writes it where both are on one device."""
+    for _ in range(dims - mask.dim()):
+        mask = mask.unsqueeze(-1)
+    return x.masked_fill_(mask, 0)  # whatever the value is
 
 
 def lookup(recorder: TraceRecorder, call: Call) -> Any:
@@ -493,14 +510,16 @@ def scalar(recorder: TraceRecorder, call: Call) -> Any:
     return recorder.record(call._replace(options={}).launching(out), out)
 
 
-def _assigned(recorder: TraceRecorder, args: Sequence[Any]) -> None:
-    """Launch nothing for the value that an op writes: it takes it from the host."""
+def _assigned(recorder: TraceRecorder, args: Sequence[Any]) -> bool:
+    """Whether an op writes a number of Python's, for which then nothing is launched: it takes it from the host."""
     if recorder.value is None:
-        return
+        return False
     index, value = recorder.value
-    if any(isinstance(given, Tensor) and _shares(given, value) for given in args[1:]):
-        recorder.records[index] = no_launch(recorder.infos[torch.ops.aten.scalar_tensor.default], view=False)
-        recorder.value = None
+    if not any(isinstance(given, Tensor) and _shares(given, value) for given in args[1:]):
+        return False
+    recorder.records[index] = no_launch(recorder.infos[torch.ops.aten.scalar_tensor.default], view=False)
+    recorder.value = None
+    return True
 
 
 def _shares(out: Tensor, source: Tensor) -> bool:

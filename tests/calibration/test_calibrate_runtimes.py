@@ -21,7 +21,7 @@ from latpred import runtimes, storage
 from latpred.calibration import calibrate, calibrator, fit_raw, runtime_calibration, session
 from latpred.calibration.devices import open_device
 from latpred.calibration.devices.simulated import SimulatedDevice
-from latpred.calibration.fitting import profile_fit
+from latpred.calibration.fitting import acceptance, profile_fit
 from latpred.calibration.measurement import whole_models
 from latpred.calibration.runtime_calibration import base, calibrate_runtimes
 from latpred.calibration.session import directory, read_journal
@@ -290,9 +290,9 @@ def test_a_runtime_measured_again_in_vain_says_that_its_costs_are_older(monkeypa
 def test_a_runtime_goes_on_for_networks_to_judge_by(finished: DeviceProfile, tmp_path: Path) -> None:
     device, seen = SimulatedDevice(), list[int]()
 
-    def goes_on(spent: float, networks: int, enough: int) -> bool:
+    def goes_on(spent: float, networks: int) -> bool:
         seen.append(networks)
-        return spent < math.inf and networks < min(enough, 3)
+        return spent < math.inf and networks < 3
 
     with session.Session(tmp_path, device.machine(), {}) as one:
         run = calibrate_runtimes.RuntimeSession(one, ("fp32",), goes_on)
@@ -303,18 +303,20 @@ def test_a_runtime_goes_on_for_networks_to_judge_by(finished: DeviceProfile, tmp
     assert gate.advice[-1].endswith("--runtimes plain --budget 5m")
 
 
-def test_budgets_are_shared_in_proportion_and_a_full_calibration_may_go_on() -> None:
+def test_budgets_are_shared_in_proportion_and_without_one_a_calibration_may_go_on() -> None:
     full = {"eager": calibrator.FULL_S, "plain": runtime_calibration.seconds_of("plain")}
     whole, longer, quick_longer = sum(full.values()), calibrator.LONGER, calibrator.LONGER_QUICK
-    for quick, budget, cells, share, goes_on in (
-        (False, None, None, [1.0, 1.0], [longer, longer]),
-        (True, None, None, [None, 1 / 3], [quick_longer, 1.0]),
-        (False, whole / 2, None, [0.5, 0.5], [1.0, 1.0]),
-        (False, None, 9, [None, None], [1.0, 1.0]),
+    networks, judges, fewest = calibrator.ENOUGH_NETWORKS, acceptance.ENOUGH, acceptance.FEWEST
+    for quick, budget, cells, share, goes_on, enough in (
+        (False, None, None, [1.0, 1.0], longer, [networks, judges]),
+        (True, None, None, [None, 1 / 3], quick_longer, [networks, fewest]),
+        (False, whole / 2, None, [0.5, 0.5], 1.0, [networks, judges]),
+        (False, None, 9, [None, None], 1.0, [networks, judges]),
     ):
         plan = calibrator._plan(("plain", "eager"), None, quick, budget, cells)
         assert list(plan) == ["eager", "plain"]
-        assert [effort.longer for effort in plan.values()] == goes_on
+        assert [effort.longer for effort in plan.values()] == [goes_on] * 2
+        assert [effort.enough for effort in plan.values()] == enough
         for (name, effort), part in zip(plan.items(), share, strict=True):
             assert part is None or effort.seconds == pytest.approx(part * full[name])
 

@@ -6,9 +6,9 @@ import os
 import platform
 import sys
 import types
+from importlib import metadata
 
 import pytest
-import torch
 
 from latpred.calibration.devices import machine
 
@@ -18,7 +18,7 @@ def test_identity_tells_machine_and_stack_apart():
     assert (found.accelerator, found.driver, found.threads) == ("GPU", "570.1", 3)
     assert found.cores == os.cpu_count()
     assert found.stack["python"] == platform.python_version()
-    assert found.stack["torch"] == torch.__version__
+    assert found.stack["torch"] == metadata.version("torch")
     assert {"transformers", "numpy"} <= found.stack.keys()
     assert platform.node() not in str(found)
 

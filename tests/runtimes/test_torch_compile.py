@@ -152,7 +152,7 @@ def test_a_refusal_becomes_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_kernel_of_a_template_is_refused_by_name() -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
-    attend = Function(lambda x: (flex_attention(x, x, x) * 2 + 1).relu())
+    attend = Function(lambda x: (flex_attention(x, x + 1, x + 2) * 2 + 1).relu())
     said = refusal(trace_for_runtime(attend, torch.zeros(1, 2, 8, 16), runtime="compile"))
     assert said == "torch.compile makes kernels of flex_attention that are not counted."
 

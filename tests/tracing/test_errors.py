@@ -285,7 +285,7 @@ def test_a_graph_is_not_traced_again_but_checked() -> None:
 def test_lazy_and_scripted_models() -> None:
     with pytest.raises(TraceError, match="lazy parameters without a shape; run it once on real inputs"):
         latpred.trace(nn.LazyLinear(4), torch.zeros(1, 4))
-    with pytest.warns(DeprecationWarning, match="deprecated"):
+    with pytest.warns((DeprecationWarning, FutureWarning), match="deprecated"):
         scripted = torch.jit.script(nn.Linear(4, 4))
     for model in (scripted, nn.Sequential(scripted, nn.ReLU())):
         with pytest.raises(TraceError, match=r"TorchScript module, whose ops cannot be watched; give the nn\.Module"):

@@ -19,6 +19,7 @@ from latpred.graph.rewrites import math_attention_on_cuda
 from latpred.ops import Work
 from latpred.ops.families import FREE
 from latpred.runtimes.cuda_graphs import CudaGraphs
+from latpred.tracing import handlers
 from latpred.tracing.meta_module import fast_paths_on_meta
 from latpred.tracing.op_record import OpRecord, layout_of
 from latpred.tracing.tracer import OPERATORS, TraceRecorder
@@ -72,6 +73,17 @@ def test_kernels_are_those_that_a_device_is_given(case: str) -> None:
     quiet = {f"aten::{name}" for name in (*FREE, "slice", "select", "lift_fresh")}
     launched = [op.name for op in latpred.trace(Function(function), x).ops if op.launches]
     assert launched == [name for name, _, _ in seen.calls if name not in quiet]
+
+
+@pytest.mark.parametrize("mask", [(2, 4, 8), (2, 4), (4,)])
+def test_a_number_is_written_through_a_mask_as_from_pytorch_2_15_on(
+    mask: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handlers, "_FILLS_MASKS", True)
+    written = torch.ones(mask, dtype=torch.bool)
+    place = (slice(None), written) if len(mask) == 1 else written
+    ops = [op for op in latpred.trace(Function(assigned(place)), torch.zeros(SERIES)).ops if op.launches]
+    assert [op.name for op in ops] == ["aten::clone", "aten::masked_fill_"]
 
 
 def test_distances_of_many_rows_are_a_product_also_with_a_tensor_that_forward_makes() -> None:

@@ -85,12 +85,12 @@ def kept(
 class RuntimeSession:
     """Runtimes measured in a session, on top of a device's profile; the most important precision comes first.
 
-    `goes_on` says whether one that spent so much of its time may go on for networks to judge by, and for how many.
+    `goes_on` says whether one that spent so much of its time may go on, with so many networks to judge by.
     """
 
     session: Session
     precisions: tuple[str, ...]
-    goes_on: Callable[[float, int, int], bool] = lambda *_: False
+    goes_on: Callable[[float, int], bool] = lambda *_: False
 
     def add(
         self, profile: DeviceProfile, calibrator: RuntimeCalibrator, seconds: float, cells: float, tell: Tell
@@ -132,7 +132,7 @@ class RuntimeSession:
             rows = visits.rows
             failing = len(_only_failures(rows)) >= MOST_FAILURES
             spent = visits.seconds / ((1 - FITTING_SHARE) * seconds)
-            over = spent >= 1.0 and not self.goes_on(spent, _judged(rows), acceptance.ENOUGH)
+            over = spent >= 1.0 and not self.goes_on(spent, _judged(rows))
             if failing or over or len(rows) >= cells:
                 break
             if visits.run(cell).error.startswith(MISSING):  # which each further cell would find out anew

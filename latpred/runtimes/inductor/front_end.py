@@ -35,7 +35,8 @@ from latpred.sandbox.untouched import copied
 from latpred.tracing.op_record import OpInfo, OpRecord, describe, launching, leaves, no_launch, sync
 from latpred.tracing.trace_pass import read_of
 
-SUPPORTED = ("2.11", "2.13")  # raise the VERSION of `compile` with it: what was refused is kept as an estimate
+# Raise the VERSION of `compile` with it: what was refused is kept as an estimate.
+SUPPORTED = ("2.11", "2.12", "2.13", "2.14", "2.15")
 MANY = 1_000_000  # compilations of one function: models whose layers each break off a graph of their own
 _DYNAMO = {
     "accumulated_recompile_limit": MANY,
@@ -106,8 +107,8 @@ def supported() -> None:
     version = ".".join(torch.__version__.split(".")[:2])
     if version not in SUPPORTED:
         raise RuntimeRefusalError(
-            f"What torch.compile runs is counted with torch {', '.join(SUPPORTED)}, and this is {torch.__version__}. "
-            f"Install torch=={SUPPORTED[-1]}.* to have it counted."
+            f"What torch.compile runs is counted with torch {SUPPORTED[0]} to {SUPPORTED[-1]}, and this is "
+            f"{torch.__version__}. Install torch=={SUPPORTED[-1]}.* to have it counted."
         )
     import torch._inductor.config as inductor
 

@@ -36,7 +36,7 @@ from latpred.sandbox.own_thread import silenced
 from latpred.storage import IdentityCache
 from latpred.tracing.autocast import under_autocast
 
-VERSION = "10"  # of what is traced; graphs of another one are made again
+VERSION = "11"  # of what is traced; graphs of another one are made again
 MOST_SHAPES = 256  # batch sizes and input sizes that one model may be compiled for
 NOTE = (
     "What torch.compile runs is estimated from the eager graph: "
