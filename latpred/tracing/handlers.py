@@ -468,13 +468,13 @@ def _found(recorder: TraceRecorder, mask: Tensor) -> Tensor:
 
 def index_put(recorder: TraceRecorder, call: Call) -> Any:
     """Values written to such places; those of a mask have to be found unless one value fills it."""
-    x, places, values = call.args[:3]
-    if _assigned(recorder, call.args) and _FILLS_MASKS and _is_known_mask(x, places):
+    (x, places, values), in_place = call.args[:3], call.info.short.endswith("_")
+    if _assigned(recorder, call.args) and _FILLS_MASKS and in_place and _is_known_mask(x, places):
         return recorder.inside(_filled, x, on_meta(places[-1]), x.dim() - len(places) + 1)
     masks = [index for index in places if index is not None and index.dtype in _MASKS]
     for mask in masks if values.numel() != 1 else ():
         _found(recorder, mask)
-    return (mutable if call.info.short.endswith("_") else fresh)(recorder, call)
+    return (mutable if in_place else fresh)(recorder, call)
 
 
 def _is_known_mask(x: Tensor, places: Sequence[Tensor | None]) -> bool:

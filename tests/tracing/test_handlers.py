@@ -84,6 +84,8 @@ def test_a_number_is_written_through_a_mask_as_from_pytorch_2_15_on(
     place = (slice(None), written) if len(mask) == 1 else written
     ops = [op for op in latpred.trace(Function(assigned(place)), torch.zeros(SERIES)).ops if op.launches]
     assert [op.name for op in ops] == ["aten::clone", "aten::masked_fill_"]
+    put = Function(lambda x: x.index_put((torch.ones(SERIES, dtype=torch.bool),), torch.scalar_tensor(2.0)))
+    assert "aten::index_put" in [op.name for op in latpred.trace(put, torch.zeros(SERIES)).ops], "no assignment"
 
 
 def test_distances_of_many_rows_are_a_product_also_with_a_tensor_that_forward_makes() -> None:
