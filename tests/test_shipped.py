@@ -87,7 +87,7 @@ def test_models_that_no_fit_saw_are_predicted_and_intervals_hold_what_they_say(n
     errors, coverage = replayed(name)["at_speed"], replayed(name)["coverage_at_speed"]
     median, p90 = (0.25, 0.45) if name.startswith("h100") else (0.10, 0.25)  # the first GPU, for thirteen minutes
     assert errors["median"] < median + 0.02 * name.endswith("-compile")
-    assert errors["p90"] < p90
+    assert errors["p90"] < p90 + 0.02 * name.endswith("-compile")
     assert coverage["high"] > 0.88
 
 

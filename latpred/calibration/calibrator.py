@@ -54,6 +54,7 @@ FITTING_SHARE = 0.15  # of the budget, set aside for the last fit
 GATE_SHARE = 0.16  # of the budget, set aside for the gate's second look
 CHECKPOINTS = (0.3, 0.65)  # shares of the cells after which a calibration stops to learn what it knows least about
 TOLD = 1.2  # times the cells that a second look at the predictions takes
+PACED_S = 20.0  # of work after which a calibration's pace says how long the rest takes
 WORTH_LEARNING_S = 120.0  # budget below which that takes more than it brings
 
 
@@ -194,6 +195,7 @@ class _Reporter:
     before_s: float = 0.0  # spent on other runtimes before
     longer_s: float = 0.0  # that this one goes on for beyond its share
     told_s: float = 0.0
+    first: tuple[float, float] | None = None  # what the clock said and what was spent when it was first told
 
     def tell(self, label: str, seconds: float, error: float | None = None) -> None:
         """Tell what is under way, and for how long."""
@@ -201,9 +203,16 @@ class _Reporter:
             seconds += self.before_s
             whole_s, cells = self.planned_s + self.longer_s, len(self.session.rows)
             counted = not isfinite(whole_s)  # in cells: nobody knows how long those take
-            left_s = nan if counted else max(0.0, whole_s - seconds)
+            left_s = nan if counted else max(0.0, whole_s - seconds) * self._slower(seconds)
             self.told_s = seconds
             self.progress(ProgressEvent(seconds, 0 if counted else whole_s, label, nan, left_s, cells, error))
+
+    def _slower(self, seconds: float) -> float:
+        """How many times as long as the work itself the run takes so far, with waiting and what it measured again."""
+        now_s = time.monotonic()
+        self.first = begun_s, before = self.first or (now_s, seconds)
+        worked_s = seconds - before
+        return max(1.0, (now_s - begun_s) / worked_s) if worked_s >= PACED_S else 1.0
 
     def turn_to(self, effort: _Effort) -> None:
         """Another runtime comes now."""

@@ -143,6 +143,17 @@ def empty(tmp_path: Path) -> Iterator[Session]:
         yield one
 
 
+def test_time_left_follows_the_pace_of_the_run(empty: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[ProgressEvent] = []
+    clock = iter([100.0, 110.0, 160.0, 140.0])
+    reporter = calibrator._Reporter(empty, 90.0, told.append, calibrator._Effort(90.0, math.inf))
+    monkeypatch.setattr(calibrator, "time", Mock(**{"monotonic.side_effect": clock}))
+    for seconds in (30.0, 35.0, 60.0, 70.0):  # 30 of them in a run that this one goes on with
+        reporter.tell("cell", seconds)
+    # Too early to know; twice as long as the work, as much was waited; never sooner than planned.
+    assert [event.left_s for event in told] == [60.0, 55.0, 30.0 * 60 / 30, 20.0]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_models_of_the_gate_are_spread_over_the_run(precision: str, empty: Session) -> None:
     models, run = acceptance.models(precision), Untimed([])

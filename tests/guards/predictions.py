@@ -23,6 +23,9 @@ RECORDINGS = {
     "epyc-genoa-everyday": "epyc-genoa",
     "epyc-genoa-runtimes": "epyc-genoa",
     "epyc-genoa-compile": "epyc-genoa",
+    "epyc-milan-sealed": "epyc-milan",
+    "epyc-milan-runtimes": "epyc-milan",
+    "epyc-milan-compile": "epyc-milan",
 }
 GPUS = ("rtx-8000", "rtx-2080ti", "rtx-3090", "rtx-a6000", "titan-x-pascal")
 DATASHEET = "h100"  # a GPU that is predicted from what its maker says

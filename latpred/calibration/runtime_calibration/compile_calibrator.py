@@ -78,6 +78,7 @@ COLD_BESIDE = {COLD_GUARD: (16.0, 12.0), COLD_CALL: (3.0, 3.0)}
 COLD_AS_EAGER = 1.0  # relative sigma of what a library call takes longer, which is taken to be what eager's does
 _BYTES = slice(features.WORK.index("weight_bytes"), features.WORK.index("write_bytes") + 1)
 _LIBRARIES = ("extern_kernels", "torch", "aten")
+_METHOD = "aten::copy_"  # which a wrapper calls on a tensor, so that it is timed with what a pass takes beside its calls
 
 
 class _WrapperCall(NamedTuple):
@@ -138,11 +139,9 @@ class CompileCalibrator(RuntimeCalibrator):
     def measure(self, cell: Cell) -> Row:
         """Time a network whole, and each call of its wrapper."""
         spec = schedules.network_spec(cell)
-        before = _wrappers()
         _, call = self.prepared(spec, cell.precision)
-        modules = [module for module in _wrappers() if module not in before]
         whole = self.timed(call, *effort(spec))
-        calls_us, slow = time_calls(call, modules, self._gauge, repeats=REPEATS, budget_s=CALLS_S)
+        calls_us, slow = time_calls(call, _wrappers(), self._gauge, repeats=REPEATS, budget_s=CALLS_S)
         return Row(cell, {"single": msgspec.structs.replace(whole, slow=max(whole.slow, slow))}, calls_us=calls_us)
 
     def fit(self, rows: Sequence[Row], profile: DeviceProfile) -> DispatchFit:
@@ -198,7 +197,7 @@ def _in_order(specs: Iterator[NetworkSpec], kinds: Sequence[str]) -> Iterator[Ne
 
 
 def _wrappers() -> list[ModuleType]:
-    """The wrappers that torch.compile has loaded so far."""
+    """The wrappers that torch.compile has loaded so far; one that was loaded before serves the same network again."""
     from torch._inductor.codecache import PyCodeCache
 
     return list(PyCodeCache.modules)
@@ -280,7 +279,7 @@ def _compiled_network(row: Row, profile: DeviceProfile) -> _CompiledNetwork | No
     for op in network.ops:
         if op.host_class == JOINED_CLASS:
             joined[-1].append(op)
-        elif op.host_class.startswith("kernel."):
+        elif op.host_class.startswith("kernel.") and op.name != _METHOD:
             joined.append([op])
     if len(joined) != len(row.calls_us):
         return None
