@@ -263,6 +263,14 @@ def test_rows_that_do_not_fit_their_steps_are_left_out(rows: list[Row], profile:
         fitted(short, profile)
 
 
+def test_a_copy_by_a_tensor_s_method_is_no_timed_call(profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch) -> None:
+    def copying(size: int, library: Callable[[int], Op]) -> ModelGraph:
+        guards, *others = network(size, library).ops
+        return factories.graph(guards, op("kernel.extern.other", name="aten::copy_"), *others, runtime="compile")
+
+    assert host_cost(fitted(timed_rows(profile, monkeypatch, network_of=copying), profile), "kernel.extern.conv") > 0
+
+
 def test_each_kind_has_its_turn() -> None:
     cells = list(itertools.islice(calibrator().cells("fp32"), 12))
     specs = [schedules.network_spec(cell) for cell in cells]
