@@ -210,9 +210,9 @@ class _Reporter:
     def _slower(self, seconds: float) -> float:
         """How many times as long as the work itself the run takes so far, with waiting and what it measured again."""
         now_s = time.monotonic()
-        self.first = begun_s, before = self.first or (now_s, seconds)
-        worked_s = seconds - before
-        return max(1.0, (now_s - begun_s) / worked_s) if worked_s >= PACED_S else 1.0
+        self.first = self.first or (now_s, seconds)
+        took_s, worked_s = now_s - self.first[0], seconds - self.first[1]
+        return max(1.0, took_s / worked_s) if worked_s >= PACED_S else 1.0
 
     def turn_to(self, effort: _Effort) -> None:
         """Another runtime comes now."""
