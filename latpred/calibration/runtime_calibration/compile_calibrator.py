@@ -78,9 +78,7 @@ COLD_BESIDE = {COLD_GUARD: (16.0, 12.0), COLD_CALL: (3.0, 3.0)}
 COLD_AS_EAGER = 1.0  # relative sigma of what a library call takes longer, which is taken to be what eager's does
 _BYTES = slice(features.WORK.index("weight_bytes"), features.WORK.index("write_bytes") + 1)
 _LIBRARIES = ("extern_kernels", "torch", "aten")
-_METHOD = (
-    "aten::copy_"  # which a wrapper calls on a tensor, so that it is timed with what a pass takes beside its calls
-)
+_METHOD = "aten::copy_"  # of a tensor, no kernel of a namespace: its time is with what a pass takes beside its calls
 
 
 class _WrapperCall(NamedTuple):
